@@ -1,0 +1,117 @@
+"""Groups: what the agents code. Arrays of raw bits in, payloads out, and back.
+
+A payload is ``u8 method id | body``. It carries no count, dtype or digest: those are the layout's and the receipt's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from codec import kernels, methods
+from codec.change import MAX_ELEMENTS, Change
+from codec.digest import Buffer, as_bytes, digest
+from codec.dtypes import Bits, DType, find
+from codec.errors import InvalidInput, TruncatedFrame
+
+_DENSE_SHARE = 8
+"""From one changed element in this many on, the methods for dense updates are tried as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedGroup:
+    """One coded group: its ``payload``, the XXH3-128 ``digest`` of the new bytes, and how many elements ``changed``."""
+
+    payload: bytes
+    digest: bytes
+    changed: int
+
+
+def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "auto") -> EncodedGroup:
+    """Code ``new`` as a delta from ``base``, or as a full where ``base`` is None.
+
+    Arrays are 1-D, C-contiguous, unsigned integers of the item size of ``dtype`` (a safetensors name), at most
+    2**31 - 1 elements. ``method`` "auto" takes the delta method and falls back on general ones where it loses;
+    another name prefers that method. The payload never exceeds the raw bytes by more than one, and depends on
+    the arguments alone. ``changed`` counts elements whose bits differ: all of them in a full.
+    Heavy loops release the GIL. Raises :class:`InvalidInput`.
+    """
+    info = find(dtype)
+    _check(new, info, "new")
+    wanted = None if method == "auto" else methods.find(method)
+    if base is not None:
+        _check(base, info, "base")
+        if base.size != new.size:
+            raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
+    changed = new.size if base is None else kernels.count_changed(base, new)
+    names = [wanted.name] if wanted else _preferred(base, changed, new.size)
+    return EncodedGroup(_smallest(_bodies(names, base, new, dtype), new), digest(new), changed)
+
+
+def _preferred(base: Bits | None, changed: int, count: int) -> list[str]:
+    """The methods to try; the smallest body wins."""
+    if base is None:
+        return ["planes"]
+    if changed == 0:
+        return ["same"]
+    if changed * _DENSE_SHARE < count:
+        return ["fields_v1"]
+    return ["fields_v1", "xor_planes", "planes"]
+
+
+def _bodies(names: list[str], base: Bits | None, new: Bits, dtype: str) -> Iterator[tuple[int, bytes]]:
+    for method in map(methods.find, names):
+        body = method.encode(base, new, dtype)
+        if body is not None:
+            yield method.id, body
+
+
+def _smallest(bodies: Iterator[tuple[int, bytes]], new: Bits) -> bytes:
+    best = min(bodies, key=lambda b: len(b[1]), default=None)
+    if best is None or len(best[1]) > new.nbytes:
+        best = methods.find("raw").id, new.tobytes()
+    return bytes([best[0]]) + best[1]
+
+
+def decode_group(base: Bits | None, payload: Buffer, dtype: str, count: int) -> Change:
+    """What ``payload`` makes of ``base``: ``count`` elements of ``dtype``.
+
+    ``base`` is only read, and may be a read-only map.
+    Memory is O(count), bounded before it is taken. The digest in the result is that of the bytes decoded, not a
+    promise about them: compare it with the receipt's. Raises :class:`CorruptFrame` or :class:`UnsupportedFrame` for
+    any bytes that no encoder wrote, :class:`InvalidInput` for a base that is missing or does not fit.
+    """
+    info = find(dtype)
+    if not 0 <= count <= MAX_ELEMENTS:
+        raise InvalidInput(f"a group has 0 to {MAX_ELEMENTS} elements, not {count}")
+    view = _view(payload)
+    method = methods.find_id(view[0])
+    if method.needs_base:
+        if base is None:
+            raise InvalidInput(f"the payload is a delta ({method.name}) and needs its base")
+        _check(base, info, "base")
+        if base.size != count:
+            raise InvalidInput(f"base has {base.size} elements where the layout says {count}")
+    return method.decode(base, view[1:], dtype, count)
+
+
+def needs_base(payload: Buffer) -> bool:
+    """True if ``payload`` is a delta; looks at its first byte only."""
+    return methods.find_id(_view(payload)[0]).needs_base
+
+
+def _view(payload: Buffer) -> memoryview:
+    view = as_bytes(payload)
+    if not len(view):
+        raise TruncatedFrame("the payload is empty; even 'nothing changed' takes one byte")
+    return view
+
+
+def _check(bits: Bits, info: DType, role: str) -> None:
+    if bits.dtype != info.bits or bits.ndim != 1 or not bits.flags.c_contiguous:
+        raise InvalidInput(
+            f"{role} is {bits.ndim}-D {bits.dtype}; {info.name} is coded as contiguous 1-D {info.bits} "
+            "(codec.to_bits makes it)"
+        )
+    if bits.size > MAX_ELEMENTS:
+        raise InvalidInput(f"{role} has {bits.size} elements; a group has at most {MAX_ELEMENTS}")

@@ -1,0 +1,57 @@
+"""The methods a payload can be coded with: their ids on the wire, their names, their modules.
+
+A method module has two functions over 1-D arrays of raw bits: ``encode(base, new, dtype)`` returns the body, or
+None if the method does not apply or does not pay; ``decode(base, body, dtype, count)`` returns the
+:class:`~codec.change.Change`, never touches ``base`` and raises nothing but ``CodecError``\\ s whatever the body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from codec import fields, planes, raw, same, xor_planes
+from codec.change import Change
+from codec.dtypes import Bits
+from codec.errors import InvalidInput, UnsupportedFrame
+
+Encode = Callable[[Bits | None, Bits, str], bytes | None]
+Decode = Callable[[Bits | None, memoryview, str, int], Change]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One row of FORMAT.md's table of methods."""
+
+    id: int
+    name: str
+    needs_base: bool
+    encode: Encode
+    decode: Decode
+
+
+METHODS: tuple[Method, ...] = (
+    Method(0, "same", True, same.encode, same.decode),
+    Method(1, "raw", False, raw.encode, raw.decode),
+    Method(2, "planes", False, planes.encode, planes.decode),
+    Method(3, "fields_v1", True, fields.encode, fields.decode),
+    Method(5, "xor_planes", True, xor_planes.encode, xor_planes.decode),
+)
+BY_ID = {m.id: m for m in METHODS}
+BY_NAME = {m.name: m for m in METHODS}
+
+
+def find(name: str) -> Method:
+    """The method of this name; :class:`InvalidInput` if there is none."""
+    try:
+        return BY_NAME[name]
+    except KeyError:
+        raise InvalidInput(f"unknown method {name!r}; known are auto, {', '.join(BY_NAME)}") from None
+
+
+def find_id(method_id: int) -> Method:
+    """The method of this wire id; :class:`UnsupportedFrame` if a newer format must have written it."""
+    try:
+        return BY_ID[method_id]
+    except KeyError:
+        raise UnsupportedFrame(f"method {method_id} is unknown; a newer weightcast wrote this: upgrade") from None
