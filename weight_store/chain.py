@@ -1,0 +1,55 @@
+"""Which versions a reader fetches to get from the position it holds to the one it wants. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from weight_store.errors import ChainError
+from weight_store.manifest import Manifest, ReceiptRef
+from weight_store.position import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One version to apply. ``extra_full``: receipts of the extra full to fetch instead of the version's own."""
+
+    position: Position
+    kind: Literal["full", "delta"]
+    payload_bytes: int
+    extra_full: tuple[ReceiptRef, ...] = ()
+
+
+def plan_chain(held: Position | None, target: Manifest, target_position: Position) -> list[Hop]:
+    """Cheapest hops in bytes from ``held`` (None: nothing, or not trusted) to ``target``; empty if already there.
+
+    A delta is used only if ``held`` is exactly a link of the target's chain. Raises ``ChainError`` if ``held`` is a
+    later version of the same run than the target (a rewind is never silent).
+    """
+    if held == target_position:
+        return []
+    if held is not None and held.version > target.version:
+        raise ChainError(
+            f"this replica holds version {held.version}, later than version {target.version} that it is asked to run"
+        )
+    last = Hop(target_position, "delta", target.payload_bytes)
+    deltas = [Hop(link.position, "delta", link.payload_bytes) for link in target.chain]
+    if target.full_version == target.version:
+        full = [Hop(target_position, "full", target.full_bytes)]
+    else:
+        start = Hop(target.chain[0].position, "full", target.full_bytes, target.extra_full)
+        full = [start, *deltas[1:], last]
+    if held == target.parent:
+        return _cheaper([last], full)
+    links = [hop.position for hop in deltas]
+    if held in links:
+        return _cheaper([*deltas[links.index(held) + 1 :], last], full)
+    return full
+
+
+def _cheaper(deltas: list[Hop], full: list[Hop]) -> list[Hop]:
+    return deltas if _cost(deltas) <= _cost(full) else full
+
+
+def _cost(hops: list[Hop]) -> int:
+    return sum(hop.payload_bytes for hop in hops)

@@ -1,0 +1,222 @@
+"""The layout: which rank owns which pieces of which tensors, and how pieces form groups.
+
+A layout is complete by construction: its pieces tile every tensor exactly (checked on parsing as well as on making).
+Groups are the unit of coding, digest and fetch; a group's bytes are the concatenation of its pieces, each row-major.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from weight_store.boxes import Box, Dims, find_hole, find_overlap
+from weight_store.errors import LayoutError
+from weight_store.offer import DtypeName, Itemsize, Shape, TensorName, check_tensor
+from weight_store.records import Count, Rank, Record
+from weight_store.version import WorldSize
+
+MAX_GROUP_BYTES = 96 << 20
+"""An agent allocates a few groups at a time; see grouping.py for how groups come to be smaller than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor of the checkpoint: HF name, safetensors dtype name, global shape."""
+
+    name: str
+    dtype: str
+    itemsize: int
+    shape: Dims
+    frozen: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole tensor in bytes."""
+        return Box(self.shape, self.shape).elements * self.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPiece:
+    """A piece and where its first element lies in its group (elements)."""
+
+    tensor: Tensor
+    box: Box
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Consecutive pieces of one layer, one dtype and one owner."""
+
+    index: int
+    owner: int
+    dtype: str
+    itemsize: int
+    frozen: bool
+    pieces: tuple[PlacedPiece, ...]
+    elements: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the group's weights in bytes."""
+        return self.elements * self.itemsize
+
+
+class Layout(Record):
+    """``layouts/<sha256 of the JSON>``, packed. Tensors in layer order; pieces in group order."""
+
+    FORMAT: ClassVar[str] = "weightcast.layout"
+
+    world_size: WorldSize
+    names: tuple[TensorName, ...]
+    dtypes: tuple[DtypeName, ...]
+    itemsizes: tuple[Itemsize, ...]
+    shapes: tuple[Shape, ...]
+    frozen: tuple[Count, ...] = Field(default=(), description="indices of tensors that never change")
+    aliases: dict[TensorName, TensorName] = Field(default={}, description="tied name -> stored name")
+    piece_tensor: tuple[Count, ...]
+    piece_offsets: tuple[Shape, ...]
+    piece_sizes: tuple[Shape, ...]
+    group_owner: tuple[Rank, ...]
+    group_start: tuple[Count, ...] = Field(description="index of each group's first piece")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_layout(self)
+        return self
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Tensors in layer order."""
+        frozen = set(self.frozen)
+        columns = zip(self.names, self.dtypes, self.itemsizes, self.shapes, strict=True)
+        return tuple(Tensor(*row, i in frozen) for i, row in enumerate(columns))
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Groups in order; ``groups[i].index == i``."""
+        ends = (*self.group_start[1:], len(self.piece_tensor))
+        return tuple(
+            self._group(i, owner, range(start, end))
+            for i, (owner, start, end) in enumerate(zip(self.group_owner, self.group_start, ends, strict=True))
+        )
+
+    def _group(self, index: int, owner: int, rows: range) -> Group:
+        pieces: list[PlacedPiece] = []
+        start = 0
+        for row in rows:
+            box = Box(self.piece_offsets[row], self.piece_sizes[row])
+            pieces.append(PlacedPiece(self.tensors[self.piece_tensor[row]], box, start))
+            start += box.elements
+        first = pieces[0].tensor
+        return Group(index, owner, first.dtype, first.itemsize, first.frozen, tuple(pieces), start)
+
+    def owned(self, rank: int) -> tuple[Group, ...]:
+        """The groups of one rank, in order."""
+        return self._by_owner.get(rank, ())
+
+    @cached_property
+    def _by_owner(self) -> dict[int, tuple[Group, ...]]:
+        found: dict[int, list[Group]] = {}
+        for group in self.groups:
+            found.setdefault(group.owner, []).append(group)
+        return {rank: tuple(groups) for rank, groups in found.items()}
+
+    @property
+    def elements(self) -> int:
+        """Number of weights in the model."""
+        return sum(group.elements for group in self.groups)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the model in bytes."""
+        return sum(group.nbytes for group in self.groups)
+
+
+def check_layout(layout: Layout) -> None:
+    """``ValueError`` naming the tensor unless columns agree, groups are uniform and pieces tile every tensor."""
+    _check_columns(layout)
+    boxes: list[list[Box]] = [[] for _ in layout.names]
+    for row, tensor in enumerate(layout.piece_tensor):
+        boxes[tensor].append(Box(layout.piece_offsets[row], layout.piece_sizes[row]))
+    for name, itemsize, shape, pieces in zip(layout.names, layout.itemsizes, layout.shapes, boxes, strict=True):
+        check_tensor(name, shape, itemsize)
+        _check_tiling(name, shape, pieces)
+    for group in layout.groups:
+        _check_group(group)
+
+
+def _check_columns(layout: Layout) -> None:
+    tensors, pieces, groups = len(layout.names), len(layout.piece_tensor), len(layout.group_owner)
+    if any(len(c) != tensors for c in (layout.dtypes, layout.itemsizes, layout.shapes)):
+        raise ValueError("tensor columns differ in length")
+    if any(len(c) != pieces for c in (layout.piece_offsets, layout.piece_sizes)):
+        raise ValueError("piece columns differ in length")
+    if len(set(layout.names)) != tensors:
+        raise ValueError("a tensor name appears twice")
+    if any(t >= tensors for t in (*layout.piece_tensor, *layout.frozen)):
+        raise ValueError("a piece or frozen entry names a tensor that is not there")
+    starts = (*layout.group_start, pieces)
+    if len(layout.group_start) != groups or (groups and starts[0] != 0) or (pieces and not groups):
+        raise ValueError("groups do not start at the first piece")
+    if any(a >= b for a, b in itertools.pairwise(starts)):
+        raise ValueError("an empty group, or groups out of order")
+    if any(owner >= layout.world_size for owner in layout.group_owner):
+        raise ValueError("a group is owned by a rank outside the world size")
+    known = set(layout.names)
+    for alias, target in layout.aliases.items():
+        if alias in known or target not in known:
+            raise ValueError(f"alias {alias} -> {target} does not lead from a new name to a stored tensor")
+
+
+def _check_tiling(name: str, shape: Dims, pieces: list[Box]) -> None:
+    outside = next((box for box in pieces if not box.inside(shape)), None)
+    if outside is not None:
+        raise ValueError(f"piece {outside} of {name} lies outside its shape {list(shape)}")
+    pair = find_overlap(pieces)
+    if pair is not None:
+        raise ValueError(f"pieces {pieces[pair[0]]} and {pieces[pair[1]]} of {name} overlap")
+    if sum(box.elements for box in pieces) != Box(shape, shape).elements:
+        raise ValueError(f"no rank owns {find_hole(pieces, shape)} of {name}")
+
+
+def _check_group(group: Group) -> None:
+    kinds = {(p.tensor.dtype, p.tensor.itemsize, p.tensor.frozen) for p in group.pieces}
+    if len(kinds) != 1:
+        raise ValueError(f"group {group.index} mixes dtypes or frozen tensors")
+    if group.nbytes > MAX_GROUP_BYTES:
+        raise ValueError(f"group {group.index} has {group.nbytes} bytes, more than {MAX_GROUP_BYTES}")
+
+
+def check_same_tensors(before: Iterable[Tensor], after: Iterable[Tensor]) -> None:
+    """``LayoutError`` naming what was added, is missing, was reshaped or changed dtype. Sharding may differ."""
+    old = {t.name: t for t in before}
+    new = {t.name: t for t in after}
+    problems = [f"{name} is missing" for name in old if name not in new]
+    problems += [f"{name} was added" for name in new if name not in old]
+    for name in old.keys() & new.keys():
+        a, b = old[name], new[name]
+        if a.shape != b.shape:
+            problems.append(f"{name} changed shape from {list(a.shape)} to {list(b.shape)}")
+        if a.dtype != b.dtype:
+            problems.append(f"{name} changed dtype from {a.dtype} to {b.dtype}")
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise LayoutError(
+            f"the tensors of this run changed: {'; '.join(sorted(problems)[:5])}{more}. "
+            "A run keeps one set of tensors; publish another architecture as a new run"
+        )
+
+
+def owners_of(layout: Layout) -> Counter[int]:
+    """Bytes owned by each rank (ranks that own nothing are absent)."""
+    load: Counter[int] = Counter()
+    for group in layout.groups:
+        load[group.owner] += group.nbytes
+    return load

@@ -1,0 +1,70 @@
+"""What one rank offers to publish: boxes of tensors, before ownership is settled."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from weight_store.boxes import Box, Dims
+from weight_store.head import Term
+from weight_store.records import Rank, Record, Uuid
+from weight_store.version import WorldSize
+
+MAX_AXES = 8
+MAX_TENSOR_BYTES = 1 << 50
+
+TensorName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
+"""Printable ASCII without spaces, as in every published checkpoint. Never used as a path."""
+DtypeName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,15}$")]
+Itemsize = Annotated[int, Field(ge=1, le=16)]
+Extent = Annotated[int, Field(ge=0, le=2**48)]
+Shape = Annotated[tuple[Extent, ...], Field(max_length=MAX_AXES)]
+
+_TENSOR = re.compile(r"[\x21-\x7e]{1,512}")
+
+
+class Offer(Record):
+    """``terms/<term>/<rank>.offer``, packed. Columns of equal length, one row a box; a tensor may have many rows."""
+
+    FORMAT: ClassVar[str] = "weightcast.offer"
+
+    run_id: Uuid
+    term: Term
+    rank: Rank
+    world_size: WorldSize
+    names: tuple[TensorName, ...]
+    dtypes: tuple[DtypeName, ...]
+    itemsizes: tuple[Itemsize, ...]
+    shapes: tuple[Shape, ...]
+    offsets: tuple[Shape, ...]
+    sizes: tuple[Shape, ...]
+    frozen: tuple[TensorName, ...] = ()
+    aliases: dict[TensorName, TensorName] = Field(default={})
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        columns = (self.dtypes, self.itemsizes, self.shapes, self.offsets, self.sizes)
+        if any(len(column) != len(self.names) for column in columns):
+            raise ValueError("columns of an offer differ in length")
+        if self.rank >= self.world_size:
+            raise ValueError(f"rank {self.rank} of a world of {self.world_size}")
+        for name, itemsize, shape, box in zip(self.names, self.itemsizes, self.shapes, self.boxes(), strict=True):
+            check_tensor(name, shape, itemsize)
+            if not box.inside(shape):
+                raise ValueError(f"box {box} of {name} lies outside its shape {list(shape)}")
+        return self
+
+    def boxes(self) -> list[Box]:
+        """One box a row."""
+        return [Box(o, s) for o, s in zip(self.offsets, self.sizes, strict=True)]
+
+
+def check_tensor(name: str, shape: Dims, itemsize: int) -> None:
+    """``ValueError`` if the tensor is larger than any real one (2**50 bytes)."""
+    total = itemsize
+    for extent in shape:
+        total *= extent
+        if total > MAX_TENSOR_BYTES:
+            raise ValueError(f"tensor {name} of shape {list(shape)} has more than 2**50 bytes")

@@ -1,0 +1,76 @@
+"""The ``weightcast`` command. Each subcommand lives in its own module and is imported only when it runs."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+_COMMANDS = {
+    "bench": "Measure the codec on your own data, beside its peers.",
+    "codec": "Tell what your own checkpoints would cost as deltas.",
+    "coordinator": "Run the service that seals versions and announces them.",
+    "demo": "Run the whole path on this machine and prove it bit-exact.",
+    "gate": "Run a command while the model directory is whole and cannot change.",
+    "inspect": "Show a run, a version, a shard or a model directory.",
+    "publish": "Publish a Hugging Face checkpoint directory as one version.",
+    "rollout": "Keep a model directory on the policy of a run.",
+    "status": "Ask the coordinator how far versions and regions are.",
+    "trainer": "Watch a directory and publish each checkpoint that appears.",
+    "verify": "Check a model directory or a version of the bucket against its digests.",
+}
+"""Name -> one line of help. The module is ``weightcast.commands.<name>`` and defines ``command``."""
+
+_EXPECTED_ERRORS = (
+    ("codec.errors", "CodecError"),
+    ("weight_store.errors", "WeightStoreError"),
+    ("coordinator.errors", "CoordinatorError"),
+    ("trainer_agent.errors", "TrainerError"),
+    ("rollout_agent.errors", "RolloutError"),
+)
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"weightcast.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.command(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="weightcast")
+def cli() -> None:
+    """Keep RL rollout fleets bit-exactly on the policy that a trainer has just produced."""
+
+
+def main() -> None:
+    """Run the command line. An expected error is one sentence on stderr and exit status 1, never a traceback."""
+    try:
+        cli.main(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except Exception as error:
+        if not _expected(error):
+            raise
+        click.echo(f"weightcast: {error}", err=True)
+        sys.exit(1)
+
+
+def _expected(error: Exception) -> bool:
+    """True for the errors of our packages; only packages that were imported can have raised one."""
+    modules = ((sys.modules.get(module), name) for module, name in _EXPECTED_ERRORS)
+    return any(module is not None and isinstance(error, getattr(module, name)) for module, name in modules)
