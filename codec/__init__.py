@@ -7,6 +7,7 @@ carry their own description.
 from __future__ import annotations
 
 from codec.change import MAX_ELEMENTS, Change, apply_change
+from codec.compat import delta_compress, delta_decompress
 from codec.digest import DIGEST_BYTES, digest
 from codec.dtypes import dtype_of, to_bits
 from codec.errors import (
@@ -17,6 +18,7 @@ from codec.errors import (
     TruncatedFrame,
     UnsupportedFrame,
 )
+from codec.frame import apply_delta, decode_full, encode_delta, encode_full
 from codec.group import EncodedGroup, decode_group, encode_group, needs_base
 
 __all__ = [
@@ -31,9 +33,15 @@ __all__ = [
     "TruncatedFrame",
     "UnsupportedFrame",
     "apply_change",
+    "apply_delta",
+    "decode_full",
     "decode_group",
+    "delta_compress",
+    "delta_decompress",
     "digest",
     "dtype_of",
+    "encode_delta",
+    "encode_full",
     "encode_group",
     "needs_base",
     "to_bits",

@@ -32,7 +32,14 @@ def as_bytes(data: Buffer) -> memoryview:
 
 
 def digest_patched(base: Bits, index: NDArray[np.uint32], bits: Bits) -> bytes:
-    """Digest of ``base`` with ``bits`` stored at ``index``, which ascends; neither array is changed.
+    """Digest of ``base`` with ``bits`` stored at ``index``, which ascends; neither array is changed."""
+    hasher = xxhash.xxh3_128()
+    update_patched(hasher, base, index, bits)
+    return hasher.digest()
+
+
+def update_patched(hasher: xxhash.xxh3_128, base: Bits, index: NDArray[np.uint32], bits: Bits) -> None:
+    """Feed ``hasher`` with ``base`` as :func:`digest_patched` sees it.
 
     Works through one tile at a time, so the patched array never exists as a whole.
     """
@@ -40,7 +47,6 @@ def digest_patched(base: Bits, index: NDArray[np.uint32], bits: Bits) -> bytes:
     starts = np.arange(0, base.size, tile_n, dtype=np.int64)
     cuts = np.append(np.searchsorted(index, starts), index.size).tolist()
     tile = np.empty(min(tile_n, base.size), base.dtype)
-    hasher = xxhash.xxh3_128()
     for start, low, high in zip(starts.tolist(), cuts, cuts[1:], strict=False):
         part = base[start : start + tile_n]
         if low != high:
@@ -48,4 +54,3 @@ def digest_patched(base: Bits, index: NDArray[np.uint32], bits: Bits) -> bytes:
             part = tile[: part.size]
             part[index[low:high].astype(np.int64) - start] = bits[low:high]
         hasher.update(as_bytes(part))
-    return hasher.digest()

@@ -175,3 +175,32 @@ def from_bits(bits: Bits, dtype: DType, shape: tuple[int, ...], container: str) 
     if torch_dtype is None:
         raise InvalidInput(f"this torch has no dtype for {dtype.name}; ask for container='numpy'")
     return torch.from_numpy(bits.view(np.uint8)).view(torch_dtype).reshape(shape)
+
+
+def check_writable(array: ArrayLike) -> None:
+    """Raise :class:`InvalidInput` if :func:`store` could not write into ``array``."""
+    dtype_of(array)
+    if isinstance(array, np.ndarray):
+        if not array.flags.writeable:
+            raise InvalidInput("the buffer is read-only; pass a writable array")
+    elif (
+        array.is_conj()
+        or array.is_neg()
+        or any(s == 0 < n - 1 for s, n in zip(array.stride(), array.shape, strict=True))
+    ):
+        raise InvalidInput("the buffer is an expanded or conjugated view; pass a tensor with memory of its own")
+
+
+def store(array: ArrayLike, bits: Bits) -> None:
+    """Write ``bits``, which :func:`to_bits` made from ``array``, back into it; a view of it is there already."""
+    if isinstance(array, np.ndarray):
+        if not np.may_share_memory(array, bits):
+            array[...] = bits.view(array.dtype.newbyteorder("=")).reshape(array.shape)
+        return
+    if array.numel() == 0 or bits.ctypes.data == array.data_ptr():
+        return
+    import torch
+
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(array.element_size(), array.dtype)
+    host = torch.from_numpy(bits.view(np.uint8)).view(whole).reshape(array.shape)
+    array.detach().view(whole).copy_(host)

@@ -72,12 +72,14 @@ def _class_head(reader: streams.Reader, count: int, item_bytes: int) -> tuple[in
 def _zigzag(step: Bits) -> Bits:
     """Signed steps (modulo 2**width) as unsigned numbers, small for small steps: 0, -1, 1, -2 ... become 0, 1, 2, 3."""
     one, top = step.dtype.type(1), step.dtype.type(8 * step.itemsize - 1)
-    return (step << one) ^ np.negative(step >> top)
+    z: Bits = (step << one) ^ np.negative(step >> top)
+    return z
 
 
 def _unzigzag(z: Bits) -> Bits:
     one = z.dtype.type(1)
-    return (z >> one) ^ np.negative(z & one)
+    step: Bits = (z >> one) ^ np.negative(z & one)
+    return step
 
 
 def _narrow(values: NDArray[np.integer]) -> Bits:

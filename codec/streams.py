@@ -51,6 +51,10 @@ class Reader:
         self._at += size
         return self._data[self._at - size : self._at]
 
+    def peek(self) -> memoryview:
+        """What is left, as a view; nothing is consumed."""
+        return self._data[self._at :]
+
     def u8(self) -> int:
         """The next byte."""
         return self.take(1)[0]

@@ -1,0 +1,111 @@
+"""The two calls of ``fireworks-delta-compression`` 0.1.0, over our formats; theirs by way of their package.
+
+Code that calls ``delta_compress`` and ``delta_decompress`` there runs here with another ``compression_format``.
+The compressed tensor of our formats is a stand-alone frame (FORMAT.md), the checksum the XXH3-128 of ``dst`` in hex;
+of theirs, whatever their package makes of it (extra ``weightcast[fireworks]``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec import dtypes
+from codec.digest import digest
+from codec.errors import CorruptFrame, InvalidInput
+from codec.frame import apply_delta, encode_delta
+
+if TYPE_CHECKING:
+    import torch
+
+OUR_FORMATS = {"fields_v1": "fields_v1", "xor_planes_v1": "xor_planes", "auto": "auto"}
+"""Our compression formats, and the method of codec.encode_group behind each."""
+PEER_FORMATS = ("arc_v1", "arc_v2", "arc_v3")
+"""Formats of Fireworks hot load, for teams that publish to such a deployment."""
+
+
+def delta_compress(
+    *, src: torch.Tensor, dst: torch.Tensor, compression_format: str = "auto"
+) -> tuple[torch.Tensor, str]:
+    """What turns ``src`` into ``dst``, as a 1-D uint8 CPU tensor, and a checksum of ``dst``.
+
+    Tensors of any shape, dtype and device; both alike. Raises :class:`InvalidInput`, a ``ValueError``.
+    """
+    import torch
+
+    name = compression_format.lower()
+    if name in PEER_FORMATS:
+        compressed, checksum = _peer().delta_compress(src=src, dst=dst, compression_format=name)
+        return compressed, checksum
+    frame = encode_delta(src, dst, method=_method(name))
+    return torch.frombuffer(bytearray(frame), dtype=torch.uint8), digest(dtypes.to_bits(dst)).hex()
+
+
+def delta_decompress(
+    *,
+    src: torch.Tensor,
+    compressed_diff: torch.Tensor,
+    checksum: str,
+    compression_format: str = "auto",
+    trust_pickle: bool = False,
+) -> torch.Tensor:
+    """The tensor that ``compressed_diff`` makes of ``src``, on the device of ``src``, which stays as it is.
+
+    arc_v3 is a pickle: whoever wrote the bytes can run code here. It is refused unless ``trust_pickle`` says that
+    they come from nobody else than yourself.
+    Raises :class:`CodecError` (a ``ValueError``), among them :class:`CorruptFrame` if the checksum differs.
+    """
+    name = compression_format.lower()
+    if name in PEER_FORMATS:
+        if name == "arc_v3" and not trust_pickle:
+            raise InvalidInput(
+                "decoding arc_v3 unpickles the bytes, which runs whatever their writer put there; "
+                "pass trust_pickle=True only for bytes you wrote yourself"
+            )
+        return _peer_decompress(name, src, compressed_diff, checksum)
+    _method(name)
+    result = src.detach().clone()
+    apply_delta(result, _frame_of(compressed_diff))
+    found = digest(dtypes.to_bits(result)).hex()
+    if found != checksum:
+        raise CorruptFrame(f"checksum mismatch: the result has {found}, expected was {checksum}")
+    return result
+
+
+def _method(name: str) -> str:
+    try:
+        return OUR_FORMATS[name]
+    except KeyError:
+        known = ", ".join((*OUR_FORMATS, *PEER_FORMATS))
+        raise InvalidInput(f"unknown compression format {name!r}; known are {known}") from None
+
+
+def _frame_of(compressed: torch.Tensor) -> NDArray[np.uint8]:
+    if dtypes.dtype_of(compressed).name != "U8":
+        raise InvalidInput(f"compressed_diff holds {compressed.dtype}; delta_compress returns uint8")
+    return dtypes.to_bits(compressed).view(np.uint8)
+
+
+def _peer() -> Any:
+    """The package of the peer, imported when it is asked for: it is no dependency of ours."""
+    try:
+        return importlib.import_module("fireworks_delta_compression")
+    except ImportError:
+        raise InvalidInput(
+            "the arc formats are coded by the package fireworks-delta-compression, which is not installed: "
+            "pip install 'weightcast[fireworks]'"
+        ) from None
+
+
+def _peer_decompress(name: str, src: torch.Tensor, compressed: torch.Tensor, checksum: str) -> torch.Tensor:
+    peer = _peer()
+    try:
+        result: torch.Tensor = peer.delta_decompress(
+            src=src, compressed_diff=compressed, checksum=checksum, compression_format=name
+        )
+    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
+        raise CorruptFrame(f"{name} bytes do not decode: {error}") from error
+    return result

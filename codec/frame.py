@@ -1,0 +1,150 @@
+"""Stand-alone frames: one tensor's delta or full that carries its own description and digests.
+
+For files, queues and interop; the agents use groups (:mod:`codec.group`), whose description lies in layout and receipt.
+Tensors may be torch or numpy, of any shape and dtype, contiguous or not, on any device.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+import xxhash
+
+from codec import dtypes, header
+from codec.change import Change, apply_change
+from codec.digest import Buffer, as_bytes, digest, update_patched
+from codec.dtypes import ArrayLike, Bits, DType
+from codec.errors import BaseMismatch, CorruptFrame, InvalidInput
+from codec.group import decode_group, encode_group, needs_base
+from codec.header import FrameHeader
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype: str | None = None) -> bytes:
+    """The frame that turns ``base`` into ``new``: same shape, same dtype. Chunks are coded on all cores.
+
+    ``method`` is as in :func:`codec.encode_group`. ``dtype`` says what the bits of unsigned numpy arrays mean ("BF16",
+    "F8_E4M3", ...). Raises :class:`InvalidInput`.
+    """
+    if tuple(base.shape) != tuple(new.shape):
+        raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
+    info = _meaning(new, dtype)
+    if _meaning(base, dtype) != info or base.dtype != new.dtype:
+        raise InvalidInput(f"dtypes differ: base {base.dtype}, new {new.dtype}; convert one of them first")
+    old, now = dtypes.to_bits(base), dtypes.to_bits(new)
+    head = FrameHeader(info, (now.size,), digest(now), digest(old))
+    return header.write(
+        head, _on_all_cores(lambda c: encode_group(old[c], now[c], info.name, method=method).payload, head.chunks)
+    )
+
+
+def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
+    """The frame that holds ``new`` itself, compressed. Arguments and errors as for :func:`encode_delta`."""
+    info = _meaning(new, dtype)
+    now = dtypes.to_bits(new)
+    shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)
+    head = FrameHeader(info, shape, digest(now), None)
+    return header.write(head, _on_all_cores(lambda c: encode_group(None, now[c], info.name).payload, head.chunks))
+
+
+def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
+    """Turn ``buffer``, which holds the frame's base, into the frame's result, in place.
+
+    Everything is decoded against the untouched buffer and the result's digest compared first: whatever is raised, the
+    buffer has not changed. A full is stored over whatever the buffer holds. Beyond the frame, takes memory
+    for the changed elements (dense methods: for one more copy).
+    Raises :class:`BaseMismatch` if the buffer holds other bytes than the frame's base, :class:`CorruptFrame`,
+    :class:`UnsupportedFrame`, or :class:`InvalidInput` for a buffer of another size or dtype or that cannot be written.
+    """
+    head, payloads = header.read(frame)
+    dtypes.check_writable(buffer)
+    bits = dtypes.to_bits(buffer)
+    if not _fits(dtypes.dtype_of(buffer), head.dtype):
+        raise InvalidInput(f"the frame holds {head.dtype.name}, the buffer {buffer.dtype}")
+    if bits.size != head.count:
+        raise InvalidInput(f"the frame has {head.count} elements, the buffer {bits.size}")
+    if head.base_digest is not None and digest(bits) != head.base_digest:
+        raise BaseMismatch(
+            "the buffer does not hold the bytes this delta starts from; apply the deltas before it, or a full"
+        )
+    changes = _decode(head, payloads, bits)
+    for chunk, change in zip(head.chunks, changes, strict=True):
+        apply_change(bits[chunk], change)
+    dtypes.store(buffer, bits)
+
+
+def decode_full(frame: Buffer, *, container: str = "torch") -> ArrayLike:
+    """The tensor in a full frame.
+
+    ``container`` is "torch", or "numpy", where BF16, FP8 and FP4 come back as their unsigned bits.
+    Raises :class:`CorruptFrame` or :class:`UnsupportedFrame`, and :class:`InvalidInput` for a delta.
+    """
+    head, payloads = header.read(frame)
+    if head.base_digest is not None:
+        raise InvalidInput("the frame is a delta: apply_delta() it to its base")
+    changes = _decode(head, payloads, None)
+    bits = np.empty(0, head.dtype.bits)
+    if len(changes) == 1 and changes[0].whole is not None:
+        bits = changes[0].whole
+    elif changes:
+        bits = np.concatenate([c.whole for c in changes if c.whole is not None])
+    return dtypes.from_bits(bits, head.dtype, head.shape, container)
+
+
+def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits | None) -> list[Change]:
+    """The change of every chunk, verified together against the digest of the result."""
+    if head.base_digest is None:
+        base = None
+        if any(needs_base(p) for p in payloads):
+            raise CorruptFrame("a full frame holds a payload that needs a base")
+
+    def decode(job: tuple[slice, memoryview]) -> Change:
+        chunk, payload = job
+        return decode_group(None if base is None else base[chunk], payload, head.dtype.name, chunk.stop - chunk.start)
+
+    changes = _on_all_cores(decode, zip(head.chunks, payloads, strict=True))
+    if _digest_of(head.chunks, changes, base) != head.digest:
+        raise CorruptFrame("the frame decodes to other bytes than its digest says; fetch it again")
+    return changes
+
+
+def _digest_of(chunks: list[slice], changes: list[Change], base: Bits | None) -> bytes:
+    if len(changes) == 1:
+        return changes[0].digest
+    hasher = xxhash.xxh3_128()
+    for chunk, change in zip(chunks, changes, strict=True):
+        if change.whole is not None:
+            hasher.update(as_bytes(change.whole))
+        elif base is not None:
+            update_patched(hasher, base[chunk], change.index, change.bits)
+    return hasher.digest()
+
+
+def _on_all_cores(work: Callable[[T], R], jobs: Iterable[T]) -> list[R]:
+    """``work`` for every job, in order; in threads if there is more than one, since the heavy loops release the GIL."""
+    todo = list(jobs)
+    if len(todo) < 2:
+        return [work(job) for job in todo]
+    with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1), thread_name_prefix="weightcast-codec") as pool:
+        return list(pool.map(work, todo))
+
+
+def _meaning(array: ArrayLike, dtype: str | None) -> DType:
+    """What the elements of ``array`` are: its own dtype, or ``dtype`` if it holds plain unsigned bits of that size."""
+    own = dtypes.dtype_of(array)
+    if dtype is None:
+        return own
+    info = dtypes.find(dtype)
+    if not _fits(own, info):
+        raise InvalidInput(f"{array.dtype} elements are no {dtype}; pass that dtype, or unsigned integers of its size")
+    return info
+
+
+def _fits(own: DType, wanted: DType) -> bool:
+    return own == wanted or (own.name in ("U8", "U16", "U32", "U64") and own.item_bytes == wanted.item_bytes)

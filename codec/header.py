@@ -1,0 +1,134 @@
+"""What stands before the payloads of a stand-alone frame: built, checked and read here, nowhere else.
+
+The byte layout is FORMAT.md's "Frames"; the ``struct`` strings below are held to its tables by a test.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from codec.digest import DIGEST_BYTES, Buffer, as_bytes
+from codec.dtypes import DType, find_code
+from codec.errors import CorruptFrame, InvalidInput, TruncatedFrame, UnsupportedFrame
+from codec.streams import Reader, varint
+
+MAGIC = b"\x89WCF"
+FORMAT_VERSION = 1
+FULL, DELTA = 0, 1
+CHUNK_N = 1 << 24
+"""Elements in every chunk of a frame but the last."""
+
+PREAMBLE = struct.Struct("<4sBBBB")  # magic, format version, kind, dtype code, number of dimensions
+CHECK = struct.Struct("<Q")  # XXH3-64 of the frame without these eight bytes
+MAX_DIMS = 32
+"""As numpy 1 has it."""
+MAX_ELEMENTS = 1 << 42
+MAX_RATIO = 32768
+"""No payload decodes to more than this many times its length: zstd's bound, the weakest of the compressors."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameHeader:
+    """The description of one tensor's frame; ``base_digest`` is None in a full.
+
+    ``shape`` is the tensor's in a full, and one dimension, the element count, in a delta.
+    """
+
+    dtype: DType
+    shape: tuple[int, ...]
+    digest: bytes
+    base_digest: bytes | None
+
+    @property
+    def count(self) -> int:
+        """Elements in the tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def chunks(self) -> list[slice]:
+        """The element ranges that are coded on their own; none for an empty tensor."""
+        return [slice(at, min(at + CHUNK_N, self.count)) for at in range(0, self.count, CHUNK_N)]
+
+    def validate(self) -> None:
+        """Raise :class:`InvalidInput` unless the header can be written; readers translate it to CorruptFrame."""
+        if len(self.shape) > MAX_DIMS:
+            raise InvalidInput(f"{len(self.shape)} dimensions; a frame holds at most {MAX_DIMS}")
+        # Zeros count as ones: (0, 2**60) is empty, and still no shape a tensor library takes.
+        if math.prod(max(n, 1) for n in self.shape) > MAX_ELEMENTS:
+            raise InvalidInput(f"shape {self.shape} is beyond the {MAX_ELEMENTS} elements of a frame")
+        if self.base_digest is not None and len(self.shape) != 1:
+            raise InvalidInput("a delta has one dimension, the element count")
+        if any(len(d) != DIGEST_BYTES for d in (self.digest, self.base_digest) if d is not None):
+            raise InvalidInput(f"a digest has {DIGEST_BYTES} bytes")
+
+
+def write(header: FrameHeader, payloads: list[bytes]) -> bytes:
+    """The whole frame: header, lengths of the chunks' payloads, payloads."""
+    header.validate()
+    kind = FULL if header.base_digest is None else DELTA
+    head = PREAMBLE.pack(MAGIC, FORMAT_VERSION, kind, header.dtype.code, len(header.shape))
+    rest = b"".join(
+        [
+            header.digest,
+            header.base_digest or b"",
+            *map(varint, header.shape),
+            *(varint(len(p)) for p in payloads),
+            *payloads,
+        ]
+    )
+    return head + CHECK.pack(_check_of(head, rest)) + rest
+
+
+def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
+    """The header and a view of each chunk's payload.
+
+    Raises :class:`UnsupportedFrame` for a later format version before anything else is believed, and
+    :class:`CorruptFrame` if a byte anywhere in the frame has changed. A frame made up by somebody hostile gets past
+    the check, so every number is bounded all the same.
+    """
+    reader = Reader(as_bytes(frame))
+    head = reader.take(PREAMBLE.size)
+    magic, version, kind, dtype_code, dims = PREAMBLE.unpack(head)
+    if magic != MAGIC:
+        raise CorruptFrame("this is not a weightcast frame: the magic number is missing")
+    if version != FORMAT_VERSION:
+        raise UnsupportedFrame(f"frame format {version}; this weightcast reads {FORMAT_VERSION}: upgrade")
+    (check,) = CHECK.unpack(reader.take(CHECK.size))
+    if check != _check_of(head, reader.peek()):
+        raise CorruptFrame("the frame is damaged or incomplete: its check does not match; fetch it again")
+    if kind not in (FULL, DELTA):
+        raise UnsupportedFrame(f"frame kind {kind} is unknown; a newer weightcast wrote this: upgrade")
+    digest = bytes(reader.take(DIGEST_BYTES))
+    base_digest = bytes(reader.take(DIGEST_BYTES)) if kind == DELTA else None
+    if dims > MAX_DIMS:
+        raise CorruptFrame(f"{dims} dimensions; a frame holds at most {MAX_DIMS}")
+    shape = tuple(reader.varint(MAX_ELEMENTS) for _ in range(dims))
+    header = FrameHeader(find_code(dtype_code), shape, digest, base_digest)
+    try:
+        header.validate()
+    except InvalidInput as error:
+        raise CorruptFrame(str(error)) from None
+    return header, _payloads(reader, header)
+
+
+def _payloads(reader: Reader, header: FrameHeader) -> list[memoryview]:
+    if -(-header.count // CHUNK_N) > reader.left:  # every length takes a byte; checked before the list is made
+        raise TruncatedFrame(f"{header.count} elements announced, but not even the lengths of their chunks follow")
+    sizes = [reader.varint(reader.left) for _ in header.chunks]
+    payloads = [reader.take(size) for size in sizes]
+    reader.end()
+    for chunk, payload in zip(header.chunks, payloads, strict=True):
+        plain = (chunk.stop - chunk.start) * header.dtype.item_bytes
+        if header.base_digest is None and plain > len(payload) * MAX_RATIO:
+            raise CorruptFrame(f"{len(payload)} bytes cannot hold the {plain} bytes they stand for")
+    return payloads
+
+
+def _check_of(head: bytes | memoryview, rest: bytes | memoryview) -> int:
+    hasher = xxhash.xxh3_64(head)
+    hasher.update(rest)
+    return hasher.intdigest()
