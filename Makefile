@@ -1,0 +1,61 @@
+# Everything a person or CI runs. `make` alone lists the commands; each does its own set-up first.
+
+PYTHON ?= python3
+VENV   ?= .venv
+# Extra words for the installation of torch. Away from a mirror of CPU wheels this saves gigabytes:
+#   make setup TORCH_PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
+TORCH_PIP_ARGS ?=
+
+BIN      := $(VENV)/bin
+STAMP    := $(VENV)/.weightcast-set-up
+PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcast
+PIP      := $(BIN)/python -m pip --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format packaging ci clean
+
+help: ## List these commands
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv, install everything, build the native codec (once)
+
+# torch goes first and pinned: asked for by anything else, pip would take the newest, which is gigabytes of CUDA.
+# For the same reason the project is built without isolation: its build requirements are in the dev group.
+# A change of native code or dependencies installs again; editing Python does not, the install is editable.
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(shell find codec/native -type f 2>/dev/null)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "weightcast needs Python 3.11 or newer; name one: make setup PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "set-up: $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "set-up: installing (a few minutes the first time)"
+	@$(PIP) install --quiet --upgrade "pip>=25.1"
+	@$(PIP) install --quiet --constraint constraints.txt $(TORCH_PIP_ARGS) torch
+	@$(PIP) install --quiet --constraint constraints.txt --group dev
+	@echo "set-up: building"
+	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	@touch $@
+
+demo: setup ## Run the whole path on this machine and prove it bit-exact (ARGS='--steps 5')
+	@$(BIN)/weightcast demo $(ARGS)
+
+test: setup ## Run all tests against a real S3 server and real processes (ARGS='tests/codec -x')
+	@$(BIN)/python -m pytest -q -m "not packaging" $(ARGS)
+
+packaging: setup ## Build wheel and sdist, install both in fresh environments, use them
+	@$(BIN)/python -m pytest -q -m packaging tests/house
+
+check: setup ## Lint, format, types, layers and size budget
+	@$(BIN)/ruff check --quiet . && echo "check: ruff"
+	@$(BIN)/ruff format --quiet --check . && echo "check: format"
+	@$(BIN)/mypy --no-error-summary && echo "check: mypy --strict"
+	@$(BIN)/lint-imports > $(VENV)/layers.txt 2>&1 || { cat $(VENV)/layers.txt; exit 1; }
+	@echo "check: layers"
+	@$(BIN)/python tools/check_sizes.py $(PACKAGES)
+
+format: setup ## Let ruff rewrite what it can
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+ci: check packaging test ## What CI runs: check, packaging, test
+
+clean: ## Remove .venv, builds and caches
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
