@@ -27,10 +27,12 @@ class Box:
 
     def inside(self, shape: Dims) -> bool:
         """True if the box lies within ``shape`` and has as many axes."""
-        return len(self.offsets) == len(self.sizes) == len(shape) and all(
-            offset >= 0 and size >= 0 and offset + size <= extent
-            for offset, size, extent in zip(self.offsets, self.sizes, shape, strict=True)
-        )
+        if not len(self.offsets) == len(self.sizes) == len(shape):
+            return False
+        for offset, size, extent in zip(self.offsets, self.sizes, shape, strict=True):
+            if offset < 0 or size < 0 or offset + size > extent:
+                return False
+        return True
 
     def overlaps(self, other: Box) -> bool:
         """True if both share at least one element."""
@@ -55,7 +57,7 @@ def whole(shape: Dims) -> Box:
 class Span(NamedTuple):
     """``rows`` runs of ``run`` consecutive elements; run ``r`` starts at ``start + r * stride`` (elements).
 
-    A box with more than two non-trivial axes needs several spans.
+    A box whose elements do not form one regular comb of runs needs several spans.
     """
 
     start: int
@@ -71,24 +73,33 @@ def spans(box: Box, shape: Dims) -> list[Span]:
     """
     if box.elements == 0:
         return []
-    strides = _strides(shape)
-    start = sum(o * s for o, s in zip(box.offsets, strides, strict=True))
-    axis = len(shape)  # axes from here on are whole, hence contiguous
-    run = 1
-    while axis > 0 and box.sizes[axis - 1] == shape[axis - 1]:
-        axis -= 1
-        run *= shape[axis]
-    if axis == 0:
-        return [Span(start, run, 1, run)]
-    axis -= 1
-    run *= box.sizes[axis]
-    if axis == 0:
-        return [Span(start, run, 1, run)]
-    rows, stride = box.sizes[axis - 1], strides[axis - 1]
-    starts = [start]
-    for outer in range(axis - 1):
-        starts = [s + i * strides[outer] for s in starts for i in range(box.sizes[outer])]
-    return [Span(s, run, rows, stride) for s in starts]
+    starts = [sum(offset * stride for offset, stride in zip(box.offsets, _strides(shape), strict=True))]
+    (run, _), *outer = _loops(box, shape)
+    if not outer:
+        return [Span(starts[0], run, 1, run)]
+    (rows, stride), *outer = outer
+    for size, step in reversed(outer):
+        starts = [start + i * step for start in starts for i in range(size)]
+    return [Span(start, run, rows, stride) for start in starts]
+
+
+def span_count(box: Box, shape: Dims) -> int:
+    """Length of :func:`spans` without making it: what a hostile box would cost."""
+    return math.prod(size for size, _ in _loops(box, shape)[2:]) if box.elements else 0
+
+
+def _loops(box: Box, shape: Dims) -> list[tuple[int, int]]:
+    """The fewest nested loops (size, stride) over a box, innermost first; the first one has stride 1."""
+    loops = [(1, 1)]
+    for size, stride in zip(reversed(box.sizes), reversed(_strides(shape)), strict=True):
+        inner_size, inner_stride = loops[-1]
+        if size == 1:
+            continue
+        if stride == inner_size * inner_stride:
+            loops[-1] = (inner_size * size, inner_stride)
+        else:
+            loops.append((size, stride))
+    return loops
 
 
 def _strides(shape: Dims) -> Dims:
@@ -121,13 +132,49 @@ def _with(dims: Dims, axis: int, value: int) -> Dims:
 
 
 def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
-    """Return the indices of two overlapping boxes, or None. Sweeps the first axis that separates best."""
-    if len(boxes) < 2 or not boxes[0].sizes:
-        return (0, 1) if len(boxes) > 1 else None
-    axis = max(range(len(boxes[0].sizes)), key=lambda d: len({box.offsets[d] for box in boxes}))
-    order = sorted(range(len(boxes)), key=lambda i: boxes[i].offsets[axis])
+    """Return the indices of two overlapping boxes of one tensor, the smaller first, or None.
+
+    Cuts along planes that no box crosses, as every usual sharding allows (n log n); compares pairs only within what
+    cannot be cut.
+    """
+    solid = [i for i, box in enumerate(boxes) if box.elements]
+    axes = len(boxes[0].sizes) if boxes else 0
+    pending = [(solid, 0, 0)]
+    while pending:
+        chosen, axis, uncut = pending.pop()
+        if len(chosen) < 2:
+            continue
+        if uncut == axes:
+            pair = _sweep(boxes, chosen, axes)
+            if pair is not None:
+                return pair
+            continue
+        slabs = _slabs(boxes, chosen, axis)
+        # A slab cannot be cut again along the axis that made it, so that axis counts as tried.
+        tried = uncut + 1 if len(slabs) == 1 else 1
+        pending.extend((slab, (axis + 1) % axes, tried) for slab in slabs)
+    return None
+
+
+def _slabs(boxes: Sequence[Box], chosen: Sequence[int], axis: int) -> list[list[int]]:
+    """Part ``chosen`` at the planes across ``axis`` that no box crosses."""
+    slabs: list[list[int]] = []
+    end = 0
+    for i in sorted(chosen, key=lambda i: boxes[i].offsets[axis]):
+        first = boxes[i].offsets[axis]
+        if first >= end or not slabs:
+            slabs.append([])
+        slabs[-1].append(i)
+        end = max(end, first + boxes[i].sizes[axis])
+    return slabs
+
+
+def _sweep(boxes: Sequence[Box], chosen: Sequence[int], axes: int) -> tuple[int, int] | None:
+    if not axes:
+        return (chosen[0], chosen[1])
+    axis = max(range(axes), key=lambda d: len({boxes[i].offsets[d] for i in chosen}))
     active: list[int] = []
-    for i in order:
+    for i in sorted(chosen, key=lambda i: boxes[i].offsets[axis]):
         here = boxes[i].offsets[axis]
         active = [j for j in active if boxes[j].offsets[axis] + boxes[j].sizes[axis] > here]
         for j in active:
@@ -140,7 +187,7 @@ def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
 def find_hole(boxes: Iterable[Box], shape: Dims) -> Box | None:
     """Return a box of ``shape`` that disjoint ``boxes`` leave uncovered, or None if they tile it."""
     holes = [whole(shape)]
-    for box in boxes:
+    for box in sorted(boxes):  # in order the rest stays a few slabs; out of order it would grow with every box
         holes = [rest for hole in holes for rest in _minus(hole, box)]
     return next((hole for hole in holes if hole.elements), None)
 

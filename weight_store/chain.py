@@ -7,7 +7,7 @@ from typing import Literal
 
 from weight_store.errors import ChainError
 from weight_store.manifest import Manifest, ReceiptRef
-from weight_store.position import Position
+from weight_store.position import GENESIS, Position
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,20 @@ def plan_chain(held: Position | None, target: Manifest, target_position: Positio
             f"this replica holds version {held.version}, later than version {target.version} that it is asked to run"
         )
     last = Hop(target_position, "delta", target.payload_bytes)
-    deltas = [Hop(link.position, "delta", link.payload_bytes) for link in target.chain]
+    deltas = [*(Hop(link.position, "delta", link.payload_bytes) for link in target.chain), last]
     if target.full_version == target.version:
         full = [Hop(target_position, "full", target.full_bytes)]
     else:
-        start = Hop(target.chain[0].position, "full", target.full_bytes, target.extra_full)
-        full = [start, *deltas[1:], last]
-    if held == target.parent:
+        start = next(i for i, link in enumerate(target.chain) if link.version == target.full_version)
+        first = Hop(target.chain[start].position, "full", target.full_bytes, target.extra_full)
+        full = [first, *deltas[start + 1 :]]
+    links = [link.position for link in target.chain]
+    if held is None or held == GENESIS:
+        return full
+    if held == target.parent:  # asked by itself: a version that is its own full may have no chain
         return _cheaper([last], full)
-    links = [hop.position for hop in deltas]
     if held in links:
-        return _cheaper([*deltas[links.index(held) + 1 :], last], full)
+        return _cheaper(deltas[links.index(held) + 1 :], full)
     return full
 
 

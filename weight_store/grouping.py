@@ -5,6 +5,7 @@ Pure and deterministic: every coordinator computes the same layout from the same
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,9 @@ GROUP_BYTES = 32 << 20
 """A group is closed once it holds this much (DESIGN: chunks of 16 M BF16 weights cost 6 % less than 1 M)."""
 PIECE_BYTES = 32 << 20
 """Larger boxes are cut, so that a group stays below GROUP_BYTES + PIECE_BYTES + a remainder of the same size."""
+
+MAX_MODEL_BYTES = 1 << 46
+"""64 TiB, some thirty times the largest model known: bounds the pieces that a short offer can ask us to make."""
 
 _INTEGER = re.compile(r"(\d+)")
 
@@ -63,7 +67,8 @@ def resolve_layout(offers: Sequence[Offer]) -> Layout:
     """
     _check_world(offers)
     offered = _collect(offers)
-    names = sorted(offered, key=layer_order)
+    _check_size(offered)
+    names = sorted(offered, key=lambda name: (layer_order(name), name))
     for name in names:
         _check_boxes(name, offered[name])
     frozen = _frozen(offers, offered)
@@ -115,8 +120,14 @@ def _collect(offers: Sequence[Offer]) -> dict[str, _Offered]:
     return found
 
 
+def _check_size(offered: dict[str, _Offered]) -> None:
+    total = sum(math.prod(about.shape) * about.itemsize for about in offered.values())
+    if total > MAX_MODEL_BYTES:
+        raise LayoutError(f"the offered tensors have {total} bytes, more than the {MAX_MODEL_BYTES} a run may have")
+
+
 def _check_boxes(name: str, offered: _Offered) -> None:
-    boxes = [box for box in offered.ranks if box.elements] or list(offered.ranks)[:1]
+    boxes = list(_solid(offered))
     pair = find_overlap(boxes)
     if pair is not None:
         a, b = boxes[pair[0]], boxes[pair[1]]
@@ -128,11 +139,21 @@ def _check_boxes(name: str, offered: _Offered) -> None:
         raise LayoutError(f"{name}: no rank offers {find_hole(boxes, offered.shape)}")
 
 
+def _solid(offered: _Offered) -> dict[Box, list[int]]:
+    """The boxes that hold elements; of a tensor without elements, one box, so that somebody owns the tensor."""
+    solid = {box: ranks for box, ranks in offered.ranks.items() if box.elements}
+    if solid:
+        return solid
+    first = min(offered.ranks)
+    return {first: offered.ranks[first]}
+
+
 def _frozen(offers: Sequence[Offer], offered: dict[str, _Offered]) -> set[str]:
-    frozen = {name for offer in offers for name in offer.frozen}
+    frozen_on = [set(offer.frozen) for offer in offers]
+    frozen = set().union(*frozen_on)
     for name in sorted(frozen & offered.keys()):
         for rank in sorted({rank for ranks in offered[name].ranks.values() for rank in ranks}):
-            if name not in offers[rank].frozen:
+            if name not in frozen_on[rank]:
                 raise LayoutError(f"{name} is frozen on some ranks but not on rank {rank}")
     return frozen & offered.keys()
 
@@ -157,9 +178,7 @@ def _assign(names: Sequence[str], offered: dict[str, _Offered]) -> list[_Owned]:
     shared: list[tuple[int, int, Box, list[int]]] = []
     for tensor, name in enumerate(names):
         about = offered[name]
-        nonempty = {box: ranks for box, ranks in about.ranks.items() if box.elements}
-        boxes = nonempty or dict(list(about.ranks.items())[:1])
-        for box, ranks in boxes.items():
+        for box, ranks in _solid(about).items():
             nbytes = box.elements * about.itemsize
             if len(ranks) == 1:
                 load[ranks[0]] += nbytes

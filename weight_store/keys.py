@@ -18,8 +18,11 @@ _KEY = re.compile(
     r"|assets/(?P<asset>[0-9a-f]{64})"
     r"|terms/(?P<term>\d{8})/(?P<offer>\d{5})\.offer"
     r"|v/(?P<version>\d{12})/(?:(?P<register>open|manifest)\.json"
-    r"|(?P<full>full/)?(?P<rank>\d{5})(?:-(?P<nonce>[0-9a-f]{16})\.shard|\.json)))"
+    r"|(?P<full>full/)?(?P<rank>\d{5})(?:-(?P<nonce>[0-9a-f]{16})\.shard|\.json)))",
+    re.ASCII,  # \d alone also matches the digits of other scripts
 )
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NONCE = re.compile(r"[0-9a-f]{16}")
 
 
 def check_run(run: str) -> str:
@@ -30,6 +33,30 @@ def check_run(run: str) -> str:
             "starting and ending with a letter or digit"
         )
     return run
+
+
+def _digits(number: int, width: int, what: str) -> str:
+    if not 0 <= number < 10**width:
+        raise FormatError(f"{what} {number} does not fit the {width} digits that a key has for it")
+    return f"{number:0{width}d}"
+
+
+def _term(term: int) -> str:
+    return _digits(term, 8, "term")
+
+
+def _version(version: int) -> str:
+    return _digits(version, 12, "version")
+
+
+def _rank(rank: int) -> str:
+    return _digits(rank, 5, "rank")
+
+
+def _hex(text: str, pattern: re.Pattern[str], what: str) -> str:
+    if not pattern.fullmatch(text):
+        raise FormatError(f"{text[:80]!r} is not {what}")
+    return text
 
 
 def head_key(run: str) -> str:
@@ -53,42 +80,44 @@ def control_key(run: str) -> str:
 
 def layout_key(run: str, sha256: str) -> str:
     """Key of an immutable layout, named by the SHA-256 of its JSON."""
-    return f"{check_run(run)}/layouts/{sha256}"
+    return f"{check_run(run)}/layouts/{_hex(sha256, _SHA256, 'a SHA-256')}"
 
 
 def asset_key(run: str, sha256: str) -> str:
     """Key of config.json, a tokenizer file or another small file, named by its SHA-256."""
-    return f"{check_run(run)}/assets/{sha256}"
+    return f"{check_run(run)}/assets/{_hex(sha256, _SHA256, 'a SHA-256')}"
 
 
 def offer_key(run: str, term: int, rank: int) -> str:
     """Key of the boxes that ``rank`` offers in ``term``."""
-    return f"{check_run(run)}/terms/{term:08d}/{rank:05d}.offer"
+    return f"{check_run(run)}/terms/{_term(term)}/{_rank(rank)}.offer"
 
 
 def open_key(run: str, version: int) -> str:
     """Key of the record that opens a version."""
-    return f"{check_run(run)}/v/{version:012d}/open.json"
+    return f"{check_run(run)}/v/{_version(version)}/open.json"
 
 
 def manifest_key(run: str, version: int) -> str:
     """Key of the decision register of a version: a manifest or an abort."""
-    return f"{check_run(run)}/v/{version:012d}/manifest.json"
+    return f"{check_run(run)}/v/{_version(version)}/manifest.json"
 
 
 def shard_key(run: str, version: int, rank: int, nonce: str, *, extra_full: bool = False) -> str:
     """Key of one rank's shard; the nonce keeps attempts apart. ``extra_full`` for the later full of a position."""
-    return f"{check_run(run)}/v/{version:012d}/{'full/' if extra_full else ''}{rank:05d}-{nonce}.shard"
+    name = f"{_rank(rank)}-{_hex(nonce, _NONCE, 'a nonce of 16 hex digits')}.shard"
+    return f"{check_run(run)}/v/{_version(version)}/{'full/' if extra_full else ''}{name}"
 
 
 def receipt_key(run: str, version: int, rank: int, *, extra_full: bool = False) -> str:
     """Key of one rank's receipt."""
-    return f"{check_run(run)}/v/{version:012d}/{'full/' if extra_full else ''}{rank:05d}.json"
+    return f"{check_run(run)}/v/{_version(version)}/{'full/' if extra_full else ''}{_rank(rank)}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """What a key says. ``kind``: head, control, layout, asset, offer, open, manifest, shard or receipt."""
+    """What a key says. ``kind``: run (a marker), head, control, layout, asset, offer, open, manifest, shard or
+    receipt."""
 
     kind: str
     run: str
@@ -102,6 +131,8 @@ class ParsedKey:
 
 def parse_key(key: str) -> ParsedKey:
     """Exact inverse of the builders above; ``FormatError`` for anything else."""
+    if key.startswith(RUNS_PREFIX):
+        return ParsedKey("run", check_run(key.removeprefix(RUNS_PREFIX)))
     match = _KEY.fullmatch(key)
     if match is None:
         raise FormatError(f"{key[:120]!r} is not a key of the weightcast layout")

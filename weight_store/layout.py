@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from weight_store.boxes import Box, Dims, find_hole, find_overlap
+from weight_store.boxes import Box, Dims, find_hole, find_overlap, span_count
 from weight_store.errors import LayoutError
 from weight_store.offer import DtypeName, Itemsize, Shape, TensorName, check_tensor
 from weight_store.records import Count, Rank, Record
@@ -23,6 +23,8 @@ from weight_store.version import WorldSize
 
 MAX_GROUP_BYTES = 96 << 20
 """An agent allocates a few groups at a time; see grouping.py for how groups come to be smaller than this."""
+MAX_SPANS = 1 << 20
+"""A piece scattered over more combs of runs than this would cost its reader more memory than its weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,9 @@ def _check_tiling(name: str, shape: Dims, pieces: list[Box]) -> None:
     outside = next((box for box in pieces if not box.inside(shape)), None)
     if outside is not None:
         raise ValueError(f"piece {outside} of {name} lies outside its shape {list(shape)}")
+    scattered = next((box for box in pieces if len(shape) > 2 and span_count(box, shape) > MAX_SPANS), None)
+    if scattered is not None:
+        raise ValueError(f"piece {scattered} of {name} is scattered over more than {MAX_SPANS} places of its tensor")
     pair = find_overlap(pieces)
     if pair is not None:
         raise ValueError(f"pieces {pieces[pair[0]]} and {pieces[pair[1]]} of {name} overlap")

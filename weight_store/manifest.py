@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from weight_store.errors import FormatError
 from weight_store.head import Term
 from weight_store.layout import Layout
 from weight_store.position import GENESIS, Position
 from weight_store.receipt import Asset, FullRef, Receipt, check_receipt
-from weight_store.records import Count, Part, Record, Sha256, Uuid, Version, sha256_hex
+from weight_store.records import MAX_RANKS, Count, Part, Record, Sha256, Uuid, Version, sha256_hex
 from weight_store.version import Open, WorldSize
 
 MAX_CHAIN = 100_000
+OLDER_LINKS = 64
+"""Links kept before the newest full, so that a replica a few versions behind never needs that full."""
 
 
 class ReceiptRef(Part):
@@ -46,8 +48,8 @@ class Manifest(Record):
     """``v/<version>/manifest.json``.
 
     ``full_version`` is the newest version known to be obtainable without a base: this one, if every group of it is
-    full; else ``chain[0]``. ``extra_full`` then lists the receipts of its extra full, or is empty if its own shards are
-    full. ``chain`` leads from there to the parent.
+    full; else one of ``chain``. ``extra_full`` then lists the receipts of its extra full, or is empty if its own shards
+    are full. ``chain`` leads to the parent, from at most ``OLDER_LINKS`` versions before ``full_version``.
     """
 
     FORMAT: ClassVar[str] = "weightcast.manifest"
@@ -67,26 +69,26 @@ class Manifest(Record):
     weight_bytes: Count
     full_version: Version
     full_bytes: Count
-    extra_full: tuple[ReceiptRef, ...] = ()
+    extra_full: Annotated[tuple[ReceiptRef, ...], Field(max_length=MAX_RANKS)] = ()
     chain: Annotated[tuple[Link, ...], Field(max_length=MAX_CHAIN)] = ()
     assets: tuple[Asset, ...] = Field(default=(), max_length=256)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len(self.receipts) != self.world_size or len(self.extra_full) not in (0, self.world_size):
+        if len(self.receipts) != self.world_size:
             raise ValueError("number of receipts differs from the world size")
-        if self.parent.version >= self.version:
+        if self.parent.version >= self.version or (self.parent.version == 0 and self.parent != GENESIS):
             raise ValueError("the parent is not older than the version")
         versions = [link.version for link in self.chain]
         if versions != sorted(set(versions)):
             raise ValueError("the chain is out of order")
-        if self.full_version == self.version:
-            if self.chain or self.extra_full:
-                raise ValueError("a version that is its own full has no chain")
-        elif not self.chain or self.chain[0].version != self.full_version:
-            raise ValueError("the chain does not start at the full")
-        elif self.chain[-1].position != self.parent:
+        if self.chain and self.chain[-1].position != self.parent:
             raise ValueError("the chain does not end at the parent")
+        if self.full_version == self.version:
+            if self.extra_full:
+                raise ValueError("a version that is its own full has no extra full")
+        elif self.full_version not in versions:
+            raise ValueError("the full is not in the chain")
         return self
 
     def position(self, data: bytes) -> Position:
@@ -119,26 +121,30 @@ def seal(
     )
     payload_bytes = sum(ref.shard_bytes for ref in refs)
     full_version, full_bytes, extra_full, chain = _newest_full(opened, receipts, parent, payload_bytes)
-    return Manifest(
-        run_id=opened.run_id,
-        version=opened.version,
-        term=opened.term,
-        step=opened.step,
-        ordinal=opened.ordinal,
-        parent=opened.parent,
-        layout=opened.layout,
-        world_size=opened.world_size,
-        receipts=refs,
-        payload_bytes=payload_bytes,
-        changed=sum(sum(receipt.changed) for receipt, _ in receipts),
-        elements=layout.elements,
-        weight_bytes=layout.nbytes,
-        full_version=full_version,
-        full_bytes=full_bytes,
-        extra_full=extra_full,
-        chain=chain,
-        assets=receipts[0][0].assets or (parent[0].assets if parent else ()),
-    )
+    try:
+        return Manifest(
+            run_id=opened.run_id,
+            version=opened.version,
+            term=opened.term,
+            step=opened.step,
+            ordinal=opened.ordinal,
+            parent=opened.parent,
+            layout=opened.layout,
+            world_size=opened.world_size,
+            receipts=refs,
+            payload_bytes=payload_bytes,
+            changed=sum(sum(receipt.changed) for receipt, _ in receipts),
+            elements=layout.elements,
+            weight_bytes=layout.nbytes,
+            full_version=full_version,
+            full_bytes=full_bytes,
+            extra_full=extra_full,
+            chain=chain,
+            assets=receipts[0][0].assets or (parent[0].assets if parent else ()),
+        )
+    except ValidationError as error:
+        reason = error.errors(include_url=False, include_input=False)[0]["msg"]
+        raise FormatError(f"version {opened.version} makes no valid manifest: {reason}") from None
 
 
 def check_belongs(receipt: Receipt, opened: Open, rank: int) -> None:
@@ -166,11 +172,13 @@ def _newest_full(
     parent: tuple[Manifest, Position] | None,
     payload_bytes: int,
 ) -> tuple[int, int, tuple[ReceiptRef, ...], tuple[Link, ...]]:
-    if parent is None or all(len(r.full) == len(r.sizes) for r, _ in receipts):
+    if parent is None:
         return opened.version, payload_bytes, (), ()
     manifest, position = parent
     link = Link(version=position.version, sha256=position.sha256, payload_bytes=manifest.payload_bytes)
     chain = (*manifest.chain, link)
+    if all(len(r.full) == len(r.sizes) for r, _ in receipts):
+        return opened.version, payload_bytes, (), chain[-OLDER_LINKS:]
     version, full_bytes, extra = manifest.full_version, manifest.full_bytes, manifest.extra_full
     reachable = {entry.version for entry in chain}
     newer = [v for v in _complete_fulls([r for r, _ in receipts]) if v in reachable and v > version]
@@ -178,7 +186,8 @@ def _newest_full(
         version = max(newer)
         extra = tuple(_extra_ref(receipt, version) for receipt, _ in receipts)
         full_bytes = sum(ref.shard_bytes for ref in extra)
-    return version, full_bytes, extra, tuple(entry for entry in chain if entry.version >= version)
+    start = next(i for i, entry in enumerate(chain) if entry.version == version)
+    return version, full_bytes, extra, chain[max(0, start - OLDER_LINKS) :]
 
 
 def _complete_fulls(receipts: Sequence[Receipt]) -> set[int]:

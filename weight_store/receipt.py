@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, StringConstraints, model_validator
@@ -59,7 +59,7 @@ class Receipt(Record):
     """``v/<version>/<rank>.json``, or ``v/<version>/full/<rank>.json`` for the rank's part of an extra full.
 
     ``sizes``, ``changed`` and ``digests`` have one entry a group owned by the rank, in layout order; ``full`` lists
-    the entries whose payload needs no base.
+    the entries whose payload needs no base, in order. ``fulls``: the rank's parts of extra fulls that are durable.
     """
 
     FORMAT: ClassVar[str] = "weightcast.receipt"
@@ -87,6 +87,13 @@ class Receipt(Record):
             raise ValueError("columns of a receipt differ in length")
         if any(entry >= groups for entry in self.full):
             raise ValueError("full names a group that is not there")
+        if any(a >= b for a, b in pairwise(self.full)):
+            raise ValueError("full names a group twice or out of order")
+        if self.extra_full and len(self.full) != groups:
+            raise ValueError("an extra full has a group that is not full")
+        older = [ref.version for ref in self.fulls]
+        if len(set(older)) != len(older) or any(version >= self.version for version in older):
+            raise ValueError("fulls names a version twice, or one that is not older than this")
         if self.shard_bytes != len(SHARD_MAGIC) + sum(self.sizes):
             raise ValueError("shard_bytes is not the sum of its groups")
         if len(self.blocks) != 64 * -(-self.shard_bytes // BLOCK_BYTES):

@@ -76,7 +76,7 @@ class Record(Part):
 
 class _Envelope(Part):
     format: Annotated[str, StringConstraints(max_length=64)]
-    format_version: int
+    format_version: Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
 def _envelope(data: bytes, key: str) -> _Envelope:
