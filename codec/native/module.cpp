@@ -1,4 +1,119 @@
-// The only file that knows Python: converts arguments and releases the GIL.
+// The only file that knows Python: converts arguments, releases the GIL, turns faults into a name that codec/ulp.py
+// raises. Callers in codec/ pass arrays that they have checked; what is checked again here keeps memory safe.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/vector.h>
 
-NB_MODULE(_native, m) { m.doc() = "weightcast codec kernels"; }
+#include "patch.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+using namespace weightcast;
+
+namespace {
+
+using Source = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;  // any array, viewed as bytes
+using Index = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Target = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+void require(bool holds, const char* sentence) {
+    if (!holds) throw nb::value_error(sentence);
+}
+
+Dtype dtype_of(int exponent_bits, int mantissa_bits) {
+    const Dtype d = {(1 + exponent_bits + mantissa_bits) / 8, {exponent_bits, mantissa_bits}};
+    require(is_supported(d), "ulp_v1 does not code this dtype");
+    return d;
+}
+
+nb::bytes to_bytes(const void* data, size_t size) { return nb::bytes(static_cast<const char*>(data), size); }
+
+// The body, how many elements differ, and the digest of the new ones.
+nb::tuple ulp_encode(const Source& base, const Source& fresh, int exponent_bits, int mantissa_bits, bool portable) {
+    const Dtype d = dtype_of(exponent_bits, mantissa_bits);
+    require(base.size() == fresh.size() && base.size() % (size_t)d.width == 0, "base and new differ in size");
+    std::vector<uint8_t> body;
+    uint64_t changed;
+    {
+        nb::gil_scoped_release unlocked;
+        changed = encode_body(base.data(), fresh.data(), base.size() / (size_t)d.width, d, portable, body);
+    }
+    return nb::make_tuple(to_bytes(body.data(), body.size()), changed);
+}
+
+const char* name_of(Fault fault) {
+    return fault == Fault::truncated ? "truncated" : fault == Fault::unsupported ? "unsupported" : "corrupt";
+}
+
+// Number of changes a body holds, or why it was refused.
+nb::object ulp_changes(const Source& body, size_t count) {
+    uint64_t changes = 0;
+    const Fault fault = count_changes(body.data(), body.size(), count, changes);
+    if (fault != Fault::none) return nb::str(name_of(fault));
+    return nb::int_(changes);
+}
+
+// Fills index and bits, which have room for what ulp_changes said; the digest of the result, or why it was refused.
+nb::object ulp_decode(const Source& base, const Source& body, int exponent_bits, int mantissa_bits,
+                      const nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& index, const Target& bits,
+                      bool portable) {
+    const Dtype d = dtype_of(exponent_bits, mantissa_bits);
+    const size_t width = (size_t)d.width;
+    require(base.size() % width == 0 && bits.size() == index.size() * width, "index and bits differ in size");
+    uint8_t digest[kDigestBytes];
+    Fault fault;
+    {
+        nb::gil_scoped_release unlocked;
+        PatchedDigest sink(base.data(), d.width);
+        fault = decode_body(base.data(), base.size() / width, d, body.data(), body.size(), portable, index.data(),
+                            bits.data(), index.size(), &sink);
+        sink.finish(digest);
+    }
+    if (fault != Fault::none) return nb::str(name_of(fault));
+    return to_bytes(digest, kDigestBytes);
+}
+
+void require_width(int width) { require(width == 1 || width == 2 || width == 4 || width == 8, "unknown item size"); }
+
+uint64_t changed_count(const Source& a, const Source& b, int width) {
+    require_width(width);
+    require(a.size() == b.size() && a.size() % (size_t)width == 0, "the arrays differ in size");
+    nb::gil_scoped_release unlocked;
+    return count_changed(a.data(), b.data(), a.size() / (size_t)width, width);
+}
+
+void store_changes(const Target& buffer, int width, const Index& index, const Source& bits) {
+    require_width(width);
+    require(bits.size() == index.size() * (size_t)width, "index and bits differ in size");
+    bool fits;
+    {
+        nb::gil_scoped_release unlocked;
+        fits = scatter(buffer.data(), buffer.size() / (size_t)width, width, index.data(), bits.data(), index.size());
+    }
+    require(fits, "the indices do not ascend within the buffer");
+}
+
+nb::bytes patched_digest(const Source& base, int width, const Index& index, const Source& bits) {
+    require_width(width);
+    require(bits.size() == index.size() * (size_t)width, "index and bits differ in size");
+    uint8_t digest[kDigestBytes];
+    bool fits;
+    {
+        nb::gil_scoped_release unlocked;
+        fits = digest_patched(base.data(), base.size() / (size_t)width, width, index.data(), bits.data(), index.size(), digest);
+    }
+    require(fits, "the indices do not ascend within the base");
+    return to_bytes(digest, kDigestBytes);
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+    m.doc() = "weightcast codec kernels: arrays as bytes, every heavy loop without the GIL";
+    m.def("ulp_encode", &ulp_encode, "base"_a, "new"_a, "exponent_bits"_a, "mantissa_bits"_a, "portable"_a);
+    m.def("ulp_changes", &ulp_changes, "body"_a, "count"_a);
+    m.def("ulp_decode", &ulp_decode, "base"_a, "body"_a, "exponent_bits"_a, "mantissa_bits"_a, "index"_a, "bits"_a, "portable"_a);
+    m.def("count_changed", &changed_count, "a"_a, "b"_a, "item_bytes"_a);
+    m.def("scatter", &store_changes, "buffer"_a, "item_bytes"_a, "index"_a, "bits"_a);
+    m.def("digest_patched", &patched_digest, "base"_a, "item_bytes"_a, "index"_a, "bits"_a);
+}

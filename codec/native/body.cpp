@@ -1,0 +1,139 @@
+#include <algorithm>
+
+#include "chunk.hpp"
+
+namespace weightcast {
+namespace {
+
+constexpr uint8_t kModel = 0;      // low four bits of the first byte; the high four are flags, none defined yet
+constexpr int kSmallestChunk = 12;  // log2 of weights: one segment
+constexpr int kLargestChunk = 24;
+constexpr int kDenseChunk = 21;
+
+size_t chunks_of(size_t count, int chunk_log2) { return (count >> chunk_log2) + ((count & (((size_t)1 << chunk_log2) - 1)) != 0); }
+
+// Chunks share no model, so large ones are smaller in sum; but an encoder holds the events of a chunk in memory, so
+// that a dense delta, whose models cost next to nothing, takes small ones. Looks at 64 weights in 4096.
+int choose_chunk(const uint8_t* base, const uint8_t* fresh, size_t count, int width, const Kernels& kernels) {
+    size_t differ = 0, seen = 0;
+    for (size_t i = 0; i + 64 <= count; i += 4096, seen += 64) {
+        uint64_t mask;
+        kernels.diff(base + i * (size_t)width, fresh + i * (size_t)width, 64, &mask);
+        for (; mask; mask &= mask - 1) differ++;
+    }
+    return differ * 64 > seen ? kDenseChunk : kLargestChunk;
+}
+
+template <class T>
+uint64_t encode_chunks(const T* base, const T* fresh, size_t count, Field field, int chunk_log2, const Kernels& kernels,
+                       std::vector<uint8_t>& out) {
+    const size_t chunk = (size_t)1 << chunk_log2, chunks = chunks_of(count, chunk_log2);
+    if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, out) : 0;
+    std::vector<uint8_t> bodies;
+    std::vector<size_t> ends;
+    uint64_t changes = 0;
+    for (size_t i = 0; i < count; i += chunk) {
+        changes += encode_chunk(base + i, fresh + i, std::min(chunk, count - i), field, kernels, bodies);
+        ends.push_back(bodies.size());
+    }
+    Writer writer(out);
+    for (size_t i = 0; i + 1 < chunks; i++) writer.varint(ends[i] - (i ? ends[i - 1] : 0));
+    out.insert(out.end(), bodies.begin(), bodies.end());
+    return changes;
+}
+
+// A chunk's bytes in a body.
+struct Part {
+    const uint8_t* at;
+    size_t size;
+};
+
+// The parts of a body. The table is at most as long as the body, so nothing is allocated that was not sent.
+Fault split(const uint8_t* body, size_t size, size_t count, int& chunk_log2, std::vector<Part>& parts) {
+    Reader in(body, body + size);
+    const uint8_t version = in.byte();
+    if (in.failed()) return in.fault();
+    if (version != kModel) return Fault::unsupported;
+    chunk_log2 = in.byte();
+    if (in.failed()) return in.fault();
+    if (chunk_log2 < kSmallestChunk || chunk_log2 > kLargestChunk) return Fault::corrupt;
+    const size_t chunks = chunks_of(count, chunk_log2);
+    if (chunks > in.left()) return Fault::truncated;  // every chunk has at least one byte
+    if (chunks == 0) return in.left() ? Fault::corrupt : Fault::none;
+    std::vector<size_t> sizes;
+    for (size_t i = 0; i + 1 < chunks; i++) sizes.push_back(in.varint());
+    for (const size_t s : sizes) parts.push_back({in.take(s), s});
+    const size_t last = in.left();
+    parts.push_back({in.take(last), last});
+    return in.fault();
+}
+
+template <class T>
+Fault decode_parts(const T* base, size_t count, Field field, const std::vector<Part>& parts, int chunk_log2,
+                   const Kernels& kernels, uint32_t* index, T* bits, Sink* sink, uint64_t left) {
+    const size_t chunk = (size_t)1 << chunk_log2;
+    for (size_t i = 0; i < parts.size(); i++) {
+        const size_t from = i << chunk_log2, n = std::min(chunk, count - from);
+        uint64_t changes = 0;
+        Fault fault = chunk_changes(parts[i].at, parts[i].size, n, changes);
+        if (fault == Fault::none && changes > left) fault = Fault::corrupt;
+        if (fault != Fault::none) return fault;
+        fault = decode_chunk<T>({base + from, n, from, index, bits, changes, sink}, field, kernels, parts[i].at, parts[i].size);
+        if (fault != Fault::none) return fault;
+        index += changes;
+        bits += changes;
+        left -= changes;
+    }
+    return left ? Fault::corrupt : Fault::none;
+}
+
+}  // namespace
+
+bool is_supported(const Dtype& d) {
+    const Field& f = d.field;
+    return (d.width == 1 || d.width == 2 || d.width == 4) && f.exponent_bits >= 2 && f.exponent_bits <= 8 &&
+           f.mantissa_bits >= 1 && 1 + f.exponent_bits + f.mantissa_bits == d.width * 8;
+}
+
+uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
+                     std::vector<uint8_t>& out) {
+    const Kernels& k = kernels(dtype.width, portable);
+    const int chunk_log2 = choose_chunk((const uint8_t*)base, (const uint8_t*)fresh, count, dtype.width, k);
+    out.push_back(kModel);
+    out.push_back((uint8_t)chunk_log2);
+    const Field f = dtype.field;
+    if (dtype.width == 1) return encode_chunks((const uint8_t*)base, (const uint8_t*)fresh, count, f, chunk_log2, k, out);
+    if (dtype.width == 2) return encode_chunks((const uint16_t*)base, (const uint16_t*)fresh, count, f, chunk_log2, k, out);
+    return encode_chunks((const uint32_t*)base, (const uint32_t*)fresh, count, f, chunk_log2, k, out);
+}
+
+Fault count_changes(const uint8_t* body, size_t size, size_t count, uint64_t& changes) {
+    int chunk_log2 = 0;
+    std::vector<Part> parts;
+    const Fault fault = split(body, size, count, chunk_log2, parts);
+    if (fault != Fault::none) return fault;
+    changes = 0;
+    for (size_t i = 0; i < parts.size(); i++) {
+        const size_t from = i << chunk_log2;
+        uint64_t here = 0;
+        const Fault f = chunk_changes(parts[i].at, parts[i].size, std::min((size_t)1 << chunk_log2, count - from), here);
+        if (f != Fault::none) return f;
+        changes += here;
+    }
+    return Fault::none;
+}
+
+Fault decode_body(const void* base, size_t count, const Dtype& dtype, const uint8_t* body, size_t size, bool portable,
+                  uint32_t* index, void* bits, uint64_t changes, Sink* sink) {
+    int chunk_log2 = 0;
+    std::vector<Part> parts;
+    const Fault fault = split(body, size, count, chunk_log2, parts);
+    if (fault != Fault::none) return fault;
+    const Kernels& k = kernels(dtype.width, portable);
+    const Field f = dtype.field;
+    if (dtype.width == 1) return decode_parts((const uint8_t*)base, count, f, parts, chunk_log2, k, index, (uint8_t*)bits, sink, changes);
+    if (dtype.width == 2) return decode_parts((const uint16_t*)base, count, f, parts, chunk_log2, k, index, (uint16_t*)bits, sink, changes);
+    return decode_parts((const uint32_t*)base, count, f, parts, chunk_log2, k, index, (uint32_t*)bits, sink, changes);
+}
+
+}  // namespace weightcast

@@ -1,0 +1,37 @@
+// Streaming XXH3-128, seed 0, canonical bytes. Each instruction set compiles its own copy of xxHash (all static).
+#pragma once
+
+#include "common.hpp"
+
+namespace weightcast {
+
+constexpr size_t kDigestBytes = 16;
+
+struct alignas(64) DigestState {
+    uint8_t opaque[640];
+};
+
+struct DigestFunctions {
+    void (*reset)(DigestState& state);
+    void (*update)(DigestState& state, const void* data, size_t size);
+    void (*finish)(const DigestState& state, uint8_t out[kDigestBytes]);
+};
+
+const DigestFunctions& portable_digest();
+const DigestFunctions& avx2_digest();
+
+// The fastest this processor has.
+const DigestFunctions& digest_functions();
+
+class Digest {
+  public:
+    Digest() : functions_(digest_functions()) { functions_.reset(state_); }
+    void update(const void* data, size_t size) { functions_.update(state_, data, size); }
+    void finish(uint8_t out[kDigestBytes]) const { functions_.finish(state_, out); }
+
+  private:
+    const DigestFunctions& functions_;
+    DigestState state_;
+};
+
+}  // namespace weightcast

@@ -1,0 +1,13 @@
+#define XXH_INLINE_ALL
+#include "third_party/xxhash.h"
+
+#include "digest.hpp"
+
+namespace weightcast {
+namespace avx2 {
+#include "digest.inl"
+}  // namespace avx2
+
+const DigestFunctions& avx2_digest() { return avx2::kFunctions; }
+
+}  // namespace weightcast

@@ -1,0 +1,21 @@
+#define XXH_INLINE_ALL
+#include "third_party/xxhash.h"
+
+#include "digest.hpp"
+
+namespace weightcast {
+namespace portable {
+#include "digest.inl"
+}  // namespace portable
+
+const DigestFunctions& portable_digest() { return portable::kFunctions; }
+
+const DigestFunctions& digest_functions() {
+#if defined(WEIGHTCAST_AVX2)
+    static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
+    if (avx2) return avx2_digest();
+#endif
+    return portable_digest();
+}
+
+}  // namespace weightcast

@@ -1,0 +1,155 @@
+#include "estimate.hpp"
+
+#include <algorithm>
+
+namespace weightcast {
+namespace {
+
+// x * log2(x) in Q32; x <= 2^24, so the product stays below 2^61.
+int64_t x_log_x(uint64_t x) { return x ? (int64_t)(x * log2_q32(x)) : 0; }
+
+// Ideal bits, Q32, of saying which k of n weights change.
+int64_t choice_cost(uint64_t k, uint64_t n) { return x_log_x(n) - x_log_x(k) - x_log_x(n - k); }
+
+// Classes 1 to 14 are one exponent each; where they begin is what costs least.
+int choose_lowest(const Sample& sample, int exponents) {
+    if (exponents <= kClasses) return 0;
+    uint64_t seen[257] = {}, changed[257] = {};
+    int64_t single[257] = {};
+    for (int e = 0; e < exponents; e++) {
+        seen[e + 1] = seen[e] + sample.seen[e];
+        changed[e + 1] = changed[e] + sample.changed[e];
+        single[e + 1] = single[e] + choice_cost(sample.changed[e], sample.seen[e]);
+    }
+    int best = 0;
+    int64_t least = INT64_MAX;
+    for (int lowest = 0; lowest + kClasses <= exponents; lowest++) {
+        const int low = lowest + 1, high = lowest + kClasses - 1;
+        const int64_t cost = choice_cost(changed[low], seen[low]) + single[high] - single[low] +
+                             choice_cost(changed[exponents] - changed[high], seen[exponents] - seen[high]);
+        if (cost < least) least = cost, best = lowest;
+    }
+    return best;
+}
+
+// The code whose probability of change is nearest to (8k + 1) / (8n + 8).
+int code_for(uint64_t k, uint64_t n) {
+    const auto change = [](int code) { return (1ull << kSurvivalBits) - survival(kSurvival, hazard_of_code(code)); };
+    int code = 1;
+    while (code < kHazardCodes - 1 && (8 * n + 8) * (change(code) + change(code + 1)) < (8 * k + 1) << 32) code++;
+    return code;
+}
+
+struct Candidate {
+    Mode mode;
+    int top;
+    uint64_t total;
+    uint32_t count[kSymbols];
+    int64_t cost;  // Q32 bits, the model's own included
+};
+
+void price(Candidate& c, int width, int mantissa_bits) {
+    constexpr int64_t kSeen = 20, kUnseen = 1, kFixed = 10;  // about what a frequency and a model cost in the header
+    const int64_t log_total = (int64_t)log2_q32(c.total);
+    int64_t bits = kFixed;
+    c.cost = 0;
+    for (int s = 0; s < kSymbols; s++) {
+        const int64_t k = c.count[s];
+        bits += k ? kSeen : kUnseen;
+        if (!k) continue;
+        c.cost += k * (log_total - (int64_t)log2_q32((uint64_t)k));
+        bits += k * (c.mode == Mode::step ? 1 + step_raw_bits(s) : s == kEscape ? width : mantissa_bits);
+    }
+    c.cost += bits << 32;
+}
+
+Candidate step_candidate(const uint32_t* count, int width, int mantissa_bits) {
+    Candidate c = {Mode::step, 0, 0, {}, 0};
+    for (int s = 0; s < kSymbols; s++) c.count[s] = count[s], c.total += count[s];
+    price(c, width, mantissa_bits);
+    return c;
+}
+
+Candidate exponent_candidate(const uint32_t* count, int width, int mantissa_bits) {
+    Candidate c = {Mode::exponent, kMaxKeys / 2 - 1, 0, {}, 0};
+    while (!count[2 * c.top] && !count[2 * c.top + 1]) c.top--;
+    for (int i = 0; i <= 2 * c.top + 1; i++) {
+        const int s = 2 * (c.top - i / 2) + (i & 1);
+        c.count[s < kExponentSymbols ? s : kEscape] += count[i];
+        c.total += count[i];
+    }
+    price(c, width, mantissa_bits);
+    return c;
+}
+
+// Frequencies of at least 1 for what occurs, rounded down; the most frequent symbol takes the difference. It stays
+// positive: with b symbols raised to 1, the other s - b <= 125 - b share at least 4096 - b, and the largest of them,
+// at least floor((4096 - b) / (125 - b)), exceeds b for every b (the closest are 56 to 58, by 2).
+ValueModel normalise(const Candidate& c) {
+    ValueModel v;
+    v.mode = c.mode;
+    v.top = (uint8_t)c.top;
+    int sum = 0, largest = 0;
+    for (int s = 0; s < kSymbols; s++) {
+        if (!c.count[s]) continue;
+        v.frequency[s] = (uint16_t)std::max<uint64_t>(1, (uint64_t)c.count[s] * kFrequencyTotal / c.total);
+        sum += v.frequency[s];
+        if (v.frequency[s] > v.frequency[largest]) largest = s;
+    }
+    v.frequency[largest] = (uint16_t)(v.frequency[largest] + kFrequencyTotal - sum);
+    v.finish();
+    return v;
+}
+
+}  // namespace
+
+void choose_hazards(const Sample& sample, Model& model) {
+    const int exponents = 1 << model.field.exponent_bits;
+    model.lowest = (uint8_t)choose_lowest(sample, exponents);
+    uint64_t seen[kClasses] = {}, changed[kClasses] = {};
+    for (int e = 0; e < exponents; e++) {
+        seen[model.class_of_key(e)] += sample.seen[e];
+        changed[model.class_of_key(e)] += sample.changed[e];
+    }
+    for (int c = 0; c < kClasses; c++)
+        model.code[c] = sample.complete && !changed[c] ? 0 : (uint8_t)code_for(changed[c], seen[c]);
+}
+
+void ValueCounts::find_large_steps() {
+    for (int c = 0; c < kClasses; c++) {
+        uint64_t large = 0, all = 0;
+        for (int s = 0; s < kSymbols; s++) {
+            all += step[c][s];
+            if (s >= 4) large += step[c][s];
+        }
+        wants_exponent[c] = all > 8 && large * 8 > all;
+    }
+}
+
+void choose_values(const ValueCounts& counts, int width, Model& model) {
+    const int mantissa = model.field.mantissa_bits;
+    std::vector<Candidate> chosen;
+    for (int c = 0; c < kClasses; c++) {
+        const bool used = std::any_of(counts.step[c], counts.step[c] + kSymbols, [](uint32_t k) { return k > 0; });
+        if (used) {
+            Candidate own = step_candidate(counts.step[c], width, mantissa);
+            if (counts.wants_exponent[c]) {
+                const Candidate other = exponent_candidate(counts.exponent[c], width, mantissa);
+                if (other.cost < own.cost) own = other;
+            }
+            bool joined = false;
+            if (!chosen.empty() && chosen.back().mode == Mode::step && own.mode == Mode::step) {
+                uint32_t both[kSymbols];
+                for (int s = 0; s < kSymbols; s++) both[s] = chosen.back().count[s] + own.count[s];
+                const Candidate joint = step_candidate(both, width, mantissa);
+                joined = joint.cost <= chosen.back().cost + own.cost;
+                if (joined) chosen.back() = joint;
+            }
+            if (!joined) chosen.push_back(own);
+        }
+        model.value_of[c] = (uint8_t)(chosen.empty() ? 0 : chosen.size() - 1);
+    }
+    for (const Candidate& c : chosen) model.values.push_back(normalise(c));
+}
+
+}  // namespace weightcast

@@ -1,0 +1,86 @@
+#include "patch.hpp"
+
+#include <algorithm>
+
+namespace weightcast {
+namespace {
+
+constexpr size_t kTile = 16384;  // weights: two segments are 8192
+
+template <class T>
+void store(void* buffer, size_t from, const uint32_t* index, const void* bits, size_t changes) {
+    T* to = (T*)buffer;
+    const T* values = (const T*)bits;
+    for (size_t i = 0; i < changes; i++) to[index[i] - from] = values[i];
+}
+
+void store(void* buffer, size_t from, size_t width, const uint32_t* index, const void* bits, size_t changes) {
+    if (width == 1) store<uint8_t>(buffer, from, index, bits, changes);
+    else if (width == 2) store<uint16_t>(buffer, from, index, bits, changes);
+    else if (width == 4) store<uint32_t>(buffer, from, index, bits, changes);
+    else store<uint64_t>(buffer, from, index, bits, changes);
+}
+
+bool ascends_below(const uint32_t* index, size_t changes, size_t count) {
+    bool ascends = true;
+    for (size_t i = 1; i < changes; i++) ascends &= index[i - 1] < index[i];
+    return ascends && (!changes || index[changes - 1] < count);
+}
+
+uint64_t count_words(const uint64_t* a, const uint64_t* b, size_t count) {
+    uint64_t n = 0;
+    for (size_t i = 0; i < count; i++) n += a[i] != b[i];
+    return n;
+}
+
+}  // namespace
+
+uint64_t count_changed(const void* a, const void* b, size_t count, int width) {
+    if (width == 8) return count_words((const uint64_t*)a, (const uint64_t*)b, count);
+    const Kernels& k = kernels(width, false);
+    uint64_t masks[kMasks] = {};
+    uint64_t changed = 0;
+    for (size_t i = 0; i < count; i += kSegment) {
+        const size_t here = std::min(kSegment, count - i), bytes = i * (size_t)width;
+        k.diff((const uint8_t*)a + bytes, (const uint8_t*)b + bytes, here, masks);
+        for (size_t j = 0; j < (here + 63) / 64; j++)
+            for (uint64_t m = masks[j]; m; m &= m - 1) changed++;
+    }
+    return changed;
+}
+
+bool scatter(void* buffer, size_t count, int width, const uint32_t* index, const void* bits, size_t changes) {
+    if (!ascends_below(index, changes, count)) return false;
+    store(buffer, 0, (size_t)width, index, bits, changes);
+    return true;
+}
+
+PatchedDigest::PatchedDigest(const void* base, int width)
+    : base_((const uint8_t*)base), width_((size_t)width), tile_(kTile * (size_t)width) {}
+
+void PatchedDigest::take(size_t from, size_t n, const uint32_t* index, const void* bits, size_t changes) {
+    const uint8_t* part = base_ + from * width_;
+    if (changes) {
+        std::memcpy(tile_.data(), part, n * width_);
+        store(tile_.data(), from, width_, index, bits, changes);
+        part = tile_.data();
+    }
+    digest_.update(part, n * width_);
+}
+
+bool digest_patched(const void* base, size_t count, int width, const uint32_t* index, const void* bits, size_t changes,
+                    uint8_t out[kDigestBytes]) {
+    if (!ascends_below(index, changes, count)) return false;
+    PatchedDigest digest(base, width);
+    const uint32_t* at = index;
+    for (size_t from = 0; from < count; from += kTile) {
+        const size_t n = std::min(kTile, count - from);
+        const uint32_t* next = std::lower_bound(at, index + changes, from + n);
+        digest.take(from, n, at, (const uint8_t*)bits + (size_t)(at - index) * (size_t)width, (size_t)(next - at));
+        at = next;
+    }
+    digest.finish(out);
+    return true;
+}
+
+}  // namespace weightcast
