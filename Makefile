@@ -27,11 +27,11 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(shell find codec/nativ
 	  || { echo "weightcast needs Python 3.11 or newer; name one: make setup PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "set-up: $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "set-up: installing (a few minutes the first time)"
-	@$(PIP) install --quiet --upgrade "pip>=25.1"
-	@$(PIP) install --quiet --constraint constraints.txt $(TORCH_PIP_ARGS) torch
-	@$(PIP) install --quiet --constraint constraints.txt --group dev
+	@$(PIP) install -qq --upgrade "pip>=25.1"
+	@$(PIP) install -qq --constraint constraints.txt $(TORCH_PIP_ARGS) torch
+	@$(PIP) install -qq --constraint constraints.txt --group build
 	@echo "set-up: building"
-	@$(PIP) install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	@$(PIP) install -qq --constraint constraints.txt --no-build-isolation --group dev --editable .
 	@touch $@
 
 demo: setup ## Run the whole path on this machine and prove it bit-exact (ARGS='--steps 5')
