@@ -5,7 +5,6 @@ A payload is ``u8 method id | body``. It carries no count, dtype or digest: thos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from codec import kernels, methods
@@ -14,8 +13,12 @@ from codec.digest import Buffer, as_bytes, digest
 from codec.dtypes import Bits, DType, find
 from codec.errors import InvalidInput, TruncatedFrame
 
-_DENSE_SHARE = 8
+_DELTAS = [name for name in ("ulp_v1", "fields_v1") if name in methods.BY_NAME]
+"""Delta methods, the default first; each later one is for what those before it do not apply to."""
+_DENSE_ONE_IN = 8
 """From one changed element in this many on, the methods for dense updates are tried as well."""
+_SMALL_BYTES = 64 << 10
+"""Up to this size all delta methods are tried: a model of the changes may cost more than the changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +47,32 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
         if base.size != new.size:
             raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
     changed = new.size if base is None else kernels.count_changed(base, new)
-    names = [wanted.name] if wanted else _preferred(base, changed, new.size)
-    return EncodedGroup(_smallest(_bodies(names, base, new, dtype), new), digest(new), changed)
+    if base is not None and changed == 0:
+        return EncodedGroup(bytes([methods.SAME]), digest(new), 0)
+    rounds = [[wanted.name]] if wanted else _rounds(base is None, changed, new)
+    return EncodedGroup(_payload(rounds, base, new, dtype), digest(new), changed)
 
 
-def _preferred(base: Bits | None, changed: int, count: int) -> list[str]:
-    """The methods to try; the smallest body wins."""
-    if base is None:
-        return ["planes"]
-    if changed == 0:
-        return ["same"]
-    if changed * _DENSE_SHARE < count:
-        return ["fields_v1"]
-    return ["fields_v1", "xor_planes", "planes"]
+def _rounds(full: bool, changed: int, new: Bits) -> list[list[str]]:
+    """The methods to try: the smallest body of the first round in which a method applies."""
+    if full:
+        return [["planes"]]
+    if changed * _DENSE_ONE_IN >= new.size:
+        return [[*_DELTAS, "xor_planes", "planes"]]
+    if new.nbytes <= _SMALL_BYTES:
+        return [list(_DELTAS)]
+    return [[name] for name in _DELTAS]
 
 
-def _bodies(names: list[str], base: Bits | None, new: Bits, dtype: str) -> Iterator[tuple[int, bytes]]:
-    for method in map(methods.find, names):
-        body = method.encode(base, new, dtype)
-        if body is not None:
-            yield method.id, body
-
-
-def _smallest(bodies: Iterator[tuple[int, bytes]], new: Bits) -> bytes:
-    best = min(bodies, key=lambda b: len(b[1]), default=None)
-    if best is None or len(best[1]) > new.nbytes:
-        best = methods.find("raw").id, new.tobytes()
-    return bytes([best[0]]) + best[1]
+def _payload(rounds: list[list[str]], base: Bits | None, new: Bits, dtype: str) -> bytes:
+    for names in rounds:
+        bodies = [(m.id, m.encode(base, new, dtype)) for m in map(methods.find, names)]
+        applied = [(method_id, body) for method_id, body in bodies if body is not None]
+        if applied:
+            method_id, body = min(applied, key=lambda b: len(b[1]))
+            if len(body) < new.nbytes:
+                return bytes([method_id]) + body
+    return bytes([methods.RAW]) + new.tobytes()
 
 
 def decode_group(base: Bits | None, payload: Buffer, dtype: str, count: int) -> Change:

@@ -30,12 +30,14 @@ class Method:
     decode: Decode
 
 
+SAME, RAW, PLANES, FIELDS, ULP, XOR_PLANES = range(6)
+
 METHODS: tuple[Method, ...] = (
-    Method(0, "same", True, same.encode, same.decode),
-    Method(1, "raw", False, raw.encode, raw.decode),
-    Method(2, "planes", False, planes.encode, planes.decode),
-    Method(3, "fields_v1", True, fields.encode, fields.decode),
-    Method(5, "xor_planes", True, xor_planes.encode, xor_planes.decode),
+    Method(SAME, "same", True, same.encode, same.decode),
+    Method(RAW, "raw", False, raw.encode, raw.decode),
+    Method(PLANES, "planes", False, planes.encode, planes.decode),
+    Method(FIELDS, "fields_v1", True, fields.encode, fields.decode),
+    Method(XOR_PLANES, "xor_planes", True, xor_planes.encode, xor_planes.decode),
 )
 BY_ID = {m.id: m for m in METHODS}
 BY_NAME = {m.name: m for m in METHODS}

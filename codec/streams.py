@@ -62,7 +62,7 @@ class Reader:
     def varint(self, limit: int) -> int:
         """An LEB128 number of at most ``limit``; only the shortest form of a number is accepted."""
         value = 0
-        for shift in range(0, 64, 7):
+        for shift in range(0, 63, 7):
             byte = self.u8()
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
@@ -71,7 +71,7 @@ class Reader:
                 if value > limit:
                     raise CorruptFrame(f"a number is {value} where at most {limit} is possible")
                 return value
-        raise CorruptFrame("a number is longer than 64 bits")
+        raise CorruptFrame("a number is longer than 63 bits")
 
     def end(self) -> None:
         """Raise :class:`CorruptFrame` unless everything has been read."""

@@ -1,4 +1,4 @@
-"""``ulp_v1``, the default for deltas of floats: an entropy coder that says which weight changes next, and by how many ulps.
+"""``ulp_v1``, the default for deltas of floats: an entropy coder of which weight changes next, and by how many ulps.
 
 The model, the bytes and the arithmetic are in FORMAT.md; the kernels are in ``native/``. Applies to floats of 8, 16 and
 32 bits. Everything else, and whatever this would make larger than the raw bytes, is left to the other methods.
@@ -38,7 +38,7 @@ def applies_to(dtype: str) -> bool:
 
 
 def encode(base: Bits | None, new: Bits, dtype: str) -> bytes | None:
-    """The body of ``base`` -> ``new``; None for a full, for another dtype, or where it is no smaller than the raw bytes.
+    """The body of ``base`` -> ``new``; None for a full, for another dtype, or if it is no smaller than the raw bytes.
 
     Arrays are 1-D, C-contiguous, unsigned, of the item size of ``dtype`` and of equal size. Releases the GIL.
     """

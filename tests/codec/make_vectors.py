@@ -1,0 +1,123 @@
+"""Writes the golden vectors: ``python tests/codec/make_vectors.py NAME...`` adds those, never an existing one.
+
+A vector is what some version wrote once; later versions must read it for ever. So no test runs any of this, and a
+format change gets a new name with its version. Files of a vector: NAME.base and NAME.new (raw bits; no base for a
+full) and NAME.payload (a group) or NAME.frame. MANIFEST.json tells dtype and count, and the SHA-256 of every file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+import codec
+import codec.methods
+from codec import dtypes, reference
+
+FOLDER = Path(__file__).parent / "vectors"
+MANIFEST = FOLDER / "MANIFEST.json"
+Bits = dtypes.Bits
+
+
+def weights(dtype: str, count: int, seed: int) -> Bits:
+    """Something like weights: normal, 0.02 wide, in the bits of ``dtype``; with the odd NaN, infinity, -0."""
+    info = dtypes.find(dtype)
+    rng = np.random.default_rng(seed)
+    if not info.is_float or info.item_bytes == 1:
+        return rng.binomial(2 ** (8 * min(info.item_bytes, 4)) - 1, 0.5, count).astype(info.bits)
+    values = rng.normal(0, 0.02, count)
+    if dtype == "BF16":
+        bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    else:
+        bits = values.astype({2: np.float16, 4: np.float32, 8: np.float64}[info.item_bytes]).view(info.bits)
+    top = 1 << 8 * info.item_bytes - 1
+    exponent = ((1 << info.exponent_bits) - 1) << info.mantissa_bits
+    bits[:6] = [top, exponent, exponent | top, exponent | 5, 1, top | 1]
+    return bits
+
+
+def moved(base: Bits, share: float, seed: int) -> Bits:
+    """Some elements a step or a few on, a few somewhere else."""
+    rng = np.random.default_rng(seed)
+    new = base.copy()
+    where = np.flatnonzero(rng.random(base.size) < share)
+    new[where] += rng.choice([1, 1, 1, 2, 3], where.size).astype(base.dtype)
+    new[where[::2]] -= np.array(4, base.dtype)
+    new[where[:2]] ^= np.array(1 << 8 * base.itemsize - 1, base.dtype)
+    return new
+
+
+def group(dtype: str, method: str, count: int = 1500, share: float = 0.02) -> Callable[[], dict[str, object]]:
+    def make() -> dict[str, object]:
+        base = weights(dtype, count, 1)
+        new = base if method == "same" else moved(base, share, 2)
+        payload = codec.encode_group(base, new, dtype, method=method).payload
+        assert codec.methods.find_id(payload[0]).name == method, "too small for this method to pay"
+        return {"dtype": dtype, "base": base, "new": new, "payload": payload}
+
+    return make
+
+
+def streams(method: int, compressor: int) -> Callable[[], dict[str, object]]:
+    def make() -> dict[str, object]:
+        base = weights("BF16", 500, 3)
+        new = moved(base, 0.1, 4)
+        payload = reference.encode_payload(base, new, "BF16", method, compressor)
+        return {"dtype": "BF16", "base": base, "new": new, "payload": payload}
+
+    return make
+
+
+def frame(dtype: str, full: bool, shape: tuple[int, ...]) -> Callable[[], dict[str, object]]:
+    def make() -> dict[str, object]:
+        base = weights(dtype, max(int(np.prod(shape)), 6), 5)[: int(np.prod(shape))]
+        new = moved(base, 0.05, 6)
+        if full:
+            return {"dtype": dtype, "new": new, "frame": codec.encode_full(new.reshape(shape), dtype=dtype)}
+        delta = codec.encode_delta(base, new, dtype=dtype)
+        return {"dtype": dtype, "base": base, "new": new, "frame": delta}
+
+    return make
+
+
+VECTORS: dict[str, Callable[[], dict[str, object]]] = {
+    "v1-same": group("BF16", "same"),
+    "v1-raw": group("U8", "raw", count=40, share=1.0),
+    **{f"v1-planes-{d.lower()}": group(d, "planes") for d in ("BF16", "F16", "F32", "F64", "I32")},
+    **{f"v1-fields-{d.lower()}": group(d, "fields_v1") for d in ("BF16", "F16", "F32", "F64", "F8_E4M3", "I8", "U64")},
+    **{f"v1-xor-{d.lower()}": group(d, "xor_planes", share=0.3) for d in ("BF16", "F8_E5M2", "I64", "F4")},
+    **{f"v1-fields-compressor-{c}": streams(3, c) for c in range(4)},
+    **{f"v1-planes-compressor-{c}": streams(2, c) for c in range(4)},
+    **{f"v1-xor-compressor-{c}": streams(5, c) for c in range(4)},
+    "v1-frame-delta-bf16": frame("BF16", False, (40, 30)),
+    "v1-frame-full-f32": frame("F32", True, (40, 1, 30)),
+    "v1-frame-full-scalar": frame("BF16", True, ()),
+    "v1-frame-full-empty": frame("BF16", True, (0, 7)),
+    "v1-frame-delta-empty": frame("F16", False, (0,)),
+}
+
+
+def main(names: list[str]) -> None:
+    FOLDER.mkdir(exist_ok=True)
+    manifest = json.loads(MANIFEST.read_text()) if MANIFEST.exists() else {}
+    for name in names or VECTORS:
+        if name in manifest:
+            print(f"{name}: is there already, left alone")
+            continue
+        made = VECTORS[name]()
+        entry = {"dtype": made.pop("dtype"), "count": made["new"].size, "files": {}}
+        for suffix, content in made.items():
+            data = content if isinstance(content, bytes) else content.tobytes()
+            (FOLDER / f"{name}.{suffix}").write_bytes(data)
+            entry["files"][f"{name}.{suffix}"] = hashlib.sha256(data).hexdigest()
+        manifest[name] = entry
+    MANIFEST.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

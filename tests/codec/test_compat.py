@@ -1,0 +1,102 @@
+"""Promise: code written against fireworks-delta-compression runs here, and its formats are safe to ask for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import codec
+
+
+def pair(dtype=torch.bfloat16, shape=(64, 48)):
+    generator = torch.Generator().manual_seed(0)
+    src = torch.randn(shape, generator=generator).mul(0.02).to(dtype)
+    dst = src.clone().reshape(-1)
+    dst[::37] = (dst[::37].float() * 1.01).to(dtype)
+    return src, dst.reshape(shape)
+
+
+@pytest.mark.parametrize("compression_format", ["fields_v1", "FIELDS_V1", "xor_planes_v1", "auto"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("shape", [(64, 48), (), (0,), (5,), (3, 4, 5)], ids=str)
+def test_our_formats(compression_format, dtype, shape):
+    src, dst = pair(dtype, shape)
+    before = src.clone()
+    compressed, checksum = codec.delta_compress(src=src, dst=dst, compression_format=compression_format)
+    assert (compressed.dtype, compressed.dim(), compressed.device.type) == (torch.uint8, 1, "cpu")
+    assert isinstance(checksum, str)
+    restored = codec.delta_decompress(
+        src=src, compressed_diff=compressed, checksum=checksum, compression_format=compression_format
+    )
+    assert (restored.dtype, restored.shape) == (dst.dtype, dst.shape)
+    assert np.array_equal(codec.to_bits(restored), codec.to_bits(dst))
+    assert np.array_equal(codec.to_bits(src), codec.to_bits(before))
+
+
+def test_views_that_are_not_contiguous():
+    src, dst = pair()
+    compressed, checksum = codec.delta_compress(src=src.t(), dst=dst.t(), compression_format="fields_v1")
+    restored = codec.delta_decompress(
+        src=src.t(), compressed_diff=compressed, checksum=checksum, compression_format="fields_v1"
+    )
+    assert torch.equal(restored, dst.t())
+
+
+def test_errors_are_value_errors_as_there():
+    src, dst = pair()
+    compressed, checksum = codec.delta_compress(src=src, dst=dst, compression_format="fields_v1")
+    calls = [
+        lambda: codec.delta_compress(src=src, dst=dst.float(), compression_format="fields_v1"),
+        lambda: codec.delta_compress(src=src, dst=dst.t(), compression_format="fields_v1"),
+        lambda: codec.delta_compress(src=src, dst=dst, compression_format="arc_v9"),
+        lambda: decompress(src, compressed, "0" * 32),
+        lambda: decompress(dst, compressed, checksum),
+        lambda: decompress(src, compressed[:-1], checksum),
+        lambda: decompress(src, compressed.float(), checksum),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError) as raised:  # noqa: PT011  the type is the promise; its subclass is checked below
+            call()
+        assert isinstance(raised.value, codec.CodecError)
+
+
+def decompress(src, compressed, checksum, compression_format="fields_v1", **more):
+    return codec.delta_decompress(
+        src=src, compressed_diff=compressed, checksum=checksum, compression_format=compression_format, **more
+    )
+
+
+def test_arc_v3_is_not_unpickled_unless_trusted():
+    src, dst = pair()
+    with pytest.raises(codec.InvalidInput, match="unpickles"):
+        decompress(src, dst.view(torch.uint8).reshape(-1), "1", "arc_v3")
+
+
+def test_without_the_peers_package_the_arc_formats_say_what_to_install():
+    program = (
+        "import sys; sys.modules['fireworks_delta_compression'] = None\n"
+        "import torch, codec\n"
+        "try: codec.delta_compress(src=torch.zeros(3), dst=torch.ones(3), compression_format='arc_v2')\n"
+        "except codec.InvalidInput as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert "weightcast[fireworks]" in done.stdout
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # theirs
+@pytest.mark.parametrize("compression_format", ["arc_v1", "arc_v2", "arc_v3"])
+def test_the_peers_formats(compression_format):
+    peer = pytest.importorskip("fireworks_delta_compression", reason="pip install 'weightcast[fireworks]'")
+    src, dst = pair()
+    compressed, checksum = codec.delta_compress(src=src, dst=dst, compression_format=compression_format)
+    theirs = peer.delta_decompress(
+        src=src, compressed_diff=compressed, checksum=checksum, compression_format=compression_format
+    )
+    assert torch.equal(theirs, dst)
+    assert torch.equal(decompress(src, compressed, checksum, compression_format, trust_pickle=True), dst)
+    with pytest.raises(codec.CorruptFrame):
+        decompress(src, compressed, "1", compression_format, trust_pickle=True)

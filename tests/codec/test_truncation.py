@@ -1,0 +1,57 @@
+"""Promise: bytes that stop too early are refused, wherever they stop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import codec
+from codec import methods
+
+SPARSE_OR_NOT = [m.name for m in methods.METHODS]
+
+
+@pytest.mark.parametrize("method", SPARSE_OR_NOT)
+def test_every_prefix_of_a_delta_frame(bf16_pair, method):
+    base, new = bf16_pair.base[:300], bf16_pair.new[:300]
+    new = base if method == "same" else new
+    frame = codec.encode_delta(base, new, method=method, dtype="BF16")
+    for size in range(len(frame)):
+        buffer = base.copy()
+        with pytest.raises(codec.CorruptFrame):
+            codec.apply_delta(buffer, frame[:size])
+        assert np.array_equal(buffer, base)
+
+
+def test_every_prefix_of_a_full_frame(bf16_pair):
+    frame = codec.encode_full(bf16_pair.new[:300].reshape(30, 10), dtype="BF16")
+    for size in range(len(frame)):
+        with pytest.raises(codec.CorruptFrame):
+            codec.decode_full(frame[:size])
+
+
+@pytest.mark.parametrize("method", SPARSE_OR_NOT)
+def test_every_prefix_of_a_payload(bf16_pair, method):
+    base, new = bf16_pair.base[:300], bf16_pair.new[:300]
+    new = base if method == "same" else new
+    payload = codec.encode_group(base, new, "BF16", method=method).payload
+    for size in range(len(payload)):
+        with pytest.raises(codec.CorruptFrame):
+            codec.decode_group(base, payload[:size], "BF16", 300)
+
+
+@pytest.mark.parametrize("method", SPARSE_OR_NOT)
+def test_bytes_that_follow_are_refused(bf16_pair, method):
+    base, new = bf16_pair.base, bf16_pair.new
+    payload = codec.encode_group(base, base if method == "same" else new, "BF16", method=method).payload
+    with pytest.raises(codec.CorruptFrame):
+        codec.decode_group(base, payload + b"\0", "BF16", base.size)
+    with pytest.raises(codec.CorruptFrame):
+        codec.decode_full(codec.encode_full(new) + b"\0")
+
+
+def test_an_empty_payload_says_so():
+    with pytest.raises(codec.TruncatedFrame, match="empty"):
+        codec.decode_group(None, b"", "BF16", 3)
+    with pytest.raises(codec.TruncatedFrame):
+        codec.needs_base(b"")

@@ -1,0 +1,69 @@
+"""Promise: what any released version wrote, every later one reads.
+
+The files are never written by a test; make_vectors.py says how they came to be and how one is added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import codec
+from codec import dtypes, header, methods, reference
+
+FOLDER = Path(__file__).parent / "vectors"
+MANIFEST = json.loads((FOLDER / "MANIFEST.json").read_text())
+
+
+def load(name, suffix):
+    info = dtypes.find(MANIFEST[name]["dtype"])
+    path = FOLDER / f"{name}.{suffix}"
+    return np.frombuffer(path.read_bytes(), info.bits) if path.name in MANIFEST[name]["files"] else None
+
+
+def test_every_file_is_the_one_that_was_written():
+    listed = {file: digest for entry in MANIFEST.values() for file, digest in entry["files"].items()}
+    present = {
+        p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in FOLDER.iterdir() if p.name != "MANIFEST.json"
+    }
+    assert present == listed
+
+
+def test_every_method_has_vectors():
+    covered = {(FOLDER / f"{n}.payload").read_bytes()[0] for n in MANIFEST if (FOLDER / f"{n}.payload").exists()}
+    assert covered == set(methods.BY_ID)
+
+
+def test_both_kinds_of_frame_have_vectors():
+    heads = [header.read((FOLDER / f"{n}.frame").read_bytes())[0] for n in MANIFEST if "frame" in n]
+    assert {h.base_digest is None for h in heads} == {True, False}
+
+
+@pytest.mark.parametrize("name", [n for n in MANIFEST if "frame" not in n])
+def test_payload(name):
+    entry = MANIFEST[name]
+    base, new = load(name, "base"), load(name, "new")
+    payload = (FOLDER / f"{name}.payload").read_bytes()
+    change = codec.decode_group(base, payload, entry["dtype"], entry["count"])
+    assert change.digest == codec.digest(new)
+    buffer = base.copy()
+    codec.apply_change(buffer, change)
+    assert np.array_equal(buffer, new)
+    if payload[0] != methods.ULP:
+        assert np.array_equal(reference.decode_payload(base, payload, entry["dtype"], entry["count"]), new)
+
+
+@pytest.mark.parametrize("name", [n for n in MANIFEST if "frame" in n])
+def test_frame(name):
+    base, new = load(name, "base"), load(name, "new")
+    frame = (FOLDER / f"{name}.frame").read_bytes()
+    if base is None:
+        assert np.array_equal(codec.to_bits(codec.decode_full(frame)), new)
+    else:
+        buffer = base.copy()
+        codec.apply_delta(buffer, frame)
+        assert np.array_equal(buffer, new)
