@@ -15,7 +15,7 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -171,7 +171,7 @@ class LocalStore:
             os.unlink(name, dir_fd=directory)
             os.fsync(directory)
 
-    def _keys(self, prefix: str) -> list[str]:
+    def _keys(self, prefix: str) -> Sequence[str]:
         found: list[str] = []
         # Only the directory that the prefix names in full is walked.
         start = self._root / prefix.rpartition("/")[0]
@@ -181,7 +181,11 @@ class LocalStore:
                 if relative == ".":
                     names[:] = [name for name in names if name != _TEMPORARY]
                 below = "" if relative == "." else relative + "/"
-                found.extend(below + name for name in files if (below + name).startswith(prefix))
+                found.extend(
+                    below + name
+                    for name in files
+                    if (below + name).startswith(prefix) and not os.path.islink(os.path.join(directory, name))
+                )
         # S3 orders by UTF-8 bytes, which is the order of code points, which is how Python compares.
         return sorted(found)
 
@@ -192,7 +196,7 @@ class LocalStore:
                 if size <= _ETAG_LIMIT_BYTES:
                     etag = _etag(_read_exactly(file, key, 0, memoryview(bytearray(size))))
                 return Entry(key, size, etag, os.fstat(file).st_mtime)
-        except (ObjectNotFound, _NotAnObject):
+        except ObjectNotFound:
             return None
 
     @contextmanager
@@ -355,10 +359,6 @@ def _raise_unless_gone(error: OSError) -> None:
         raise error
 
 
-class _NotAnObject(StoreRefused):
-    """A symbolic link: refused when asked for by its key, passed over in a listing."""
-
-
 @contextmanager
 def _translated(key: str, *, writing: bool = False) -> Iterator[None]:
     try:
@@ -373,7 +373,7 @@ def _classify(error: OSError, key: str, writing: bool) -> StoreError:
         case errno.ENOENT | errno.ENOTDIR if not writing:
             return ObjectNotFound(f"no object {key}", key=key)
         case errno.ELOOP:
-            return _NotAnObject(f"object {key} is a symbolic link, which is not followed: remove it", key=key)
+            return StoreRefused(f"object {key} is a symbolic link, which is not followed: remove it", key=key)
         case errno.ENOTDIR:
             return StoreRefused(
                 f"object {key} needs a directory where there is an object or a link: rename one of them", key=key

@@ -1,0 +1,194 @@
+"""Every store there is, and a TCP proxy that loses replies, for the tests of the bucket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+from weight_store.local import LocalStore
+from weight_store.memory import MemoryStore
+from weight_store.opening import parse_s3_url
+from weight_store.retry import Retrier, RetryPolicy, with_retry
+from weight_store.s3 import S3Store
+from weight_store.s3_settings import S3Options
+from weight_store.store import Store
+
+# The smallest parts that S3 takes, so that little data is a multipart upload.
+SMALL_PARTS = S3Options(part_bytes=5 * 2**20, upload_workers=2)
+KINDS = ("memory", "local", "retrying", "seaweed", "ministack")
+
+
+@pytest.fixture(scope="session")
+def fresh_prefix() -> Callable[[], str]:
+    """A function that returns a key prefix nobody has used, since all tests share one bucket a server."""
+    numbers = itertools.count()
+    return lambda: f"t{next(numbers):04d}"
+
+
+@pytest.fixture
+def s3_store_url(request: pytest.FixtureRequest, fresh_prefix: Callable[[], str]) -> Callable[[str], str]:
+    """``s3_store_url(server)``: an empty place on ``seaweed`` or ``ministack``."""
+
+    def url(server: str) -> str:
+        if server == "seaweed":
+            return str(request.getfixturevalue("s3_url")("conformance", fresh_prefix()))
+        return str(request.getfixturevalue("ministack").url("conformance", fresh_prefix()))
+
+    return url
+
+
+@pytest_asyncio.fixture(params=KINDS)
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path, s3_store_url: Callable[[str], str]
+) -> AsyncIterator[Store]:
+    """An empty store of each kind, bare but for ``retrying``."""
+    made: Store
+    match request.param:
+        case "memory":
+            made = MemoryStore()
+        case "local":
+            made = LocalStore(tmp_path / "store")
+        case "retrying":
+            made = with_retry(MemoryStore(), Retrier(RetryPolicy()))
+        case server:
+            made = S3Store(parse_s3_url(s3_store_url(server)), SMALL_PARTS)
+    yield made
+    await made.close()
+    await made.close()
+
+
+@dataclass
+class CuttingProxy:
+    """Passes bytes to an S3 server, except for replies that it was told to lose once the server has acted."""
+
+    upstream: tuple[str, int]
+    port: int = 0
+    requests: list[str] = field(default_factory=list)
+    _cut: list[tuple[re.Pattern[bytes], int]] = field(default_factory=list)
+
+    def cut(self, request: bytes, *, after_bytes: int = 0, times: int = 1) -> None:
+        """Close the connection after ``after_bytes`` of the next replies to requests that match ``request``."""
+        self._cut += [(re.compile(request), after_bytes)] * times
+
+    @property
+    def pending(self) -> int:
+        return len(self._cut)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        up_reader, up_writer = await asyncio.open_connection(*self.upstream)
+        allowed: int | None = None
+
+        async def upwards() -> None:
+            nonlocal allowed
+            while data := await reader.read(65536):
+                line = re.match(rb"(?:PUT|POST|GET|HEAD|DELETE) \S+ HTTP/1\.1\r\n", data)
+                if line:
+                    self.requests.append(line[0].split(b" HTTP")[0].decode())
+                    for rule in self._cut:
+                        if rule[0].match(data):
+                            self._cut.remove(rule)
+                            allowed = rule[1]
+                            break
+                up_writer.write(data)
+                await up_writer.drain()
+            up_writer.write_eof()
+
+        sending = asyncio.create_task(upwards())
+        try:
+            while data := await up_reader.read(65536):
+                if allowed is not None:
+                    writer.write(data[:allowed])
+                    allowed -= min(allowed, len(data))
+                    if allowed == 0:
+                        break
+                else:
+                    writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            sending.cancel()
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await sending
+            for side in (writer, up_writer):
+                side.close()
+                with contextlib.suppress(OSError):
+                    await side.wait_closed()
+
+
+@pytest_asyncio.fixture
+async def proxy(seaweed: object) -> AsyncIterator[CuttingProxy]:
+    """A proxy in front of SeaweedFS."""
+    address = urlsplit(seaweed.endpoint_url)  # type: ignore[attr-defined]
+    cutting = CuttingProxy((str(address.hostname), int(address.port or 0)))
+    server = await asyncio.start_server(cutting.handle, "127.0.0.1", 0)
+    cutting.port = server.sockets[0].getsockname()[1]
+    yield cutting
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+def proxied_url(proxy: CuttingProxy, s3_store_url: Callable[[str], str], seaweed: object) -> str:
+    """An empty place on SeaweedFS, reached through the proxy."""
+    direct = seaweed.endpoint_url  # type: ignore[attr-defined]
+    return s3_store_url("seaweed").replace(direct, f"http://127.0.0.1:{proxy.port}")
+
+
+@dataclass
+class Canned:
+    """An HTTP server that gives one answer to everything, or none."""
+
+    port: int = 0
+    answer: bytes = b""
+
+    @property
+    def url(self) -> str:
+        return f"s3://bucket/p?endpoint=http://127.0.0.1:{self.port}&region=us-east-1"
+
+    def refuse(self, status: int, code: str, message: str = "no") -> None:
+        body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>".encode()
+        self.answer = (
+            f"HTTP/1.1 {status} Because\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        ).encode() + body
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            await reader.readexactly(int(length[1]) if length else 0)
+            if self.answer:
+                writer.write(self.answer)
+            else:
+                await reader.read()
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+@pytest_asyncio.fixture
+async def canned(aws_environment: None) -> AsyncIterator[Canned]:
+    """A server whose only answer a test chooses."""
+    made = Canned()
+    server = await asyncio.start_server(made.handle, "127.0.0.1", 0)
+    made.port = server.sockets[0].getsockname()[1]
+    yield made
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+def payload() -> Callable[[int], bytes]:
+    """``payload(n)``: n bytes that repeat only after 251, so that misplaced pieces show."""
+    pattern = bytes(range(251))
+    return lambda size: (pattern * (size // 251 + 1))[:size]

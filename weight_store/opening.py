@@ -1,0 +1,146 @@
+"""From a store URL to a store: ``s3://bucket/prefix?endpoint=http://host:port&region=name`` or ``file:///path``.
+
+Credentials are never part of a URL, which ends up in logs and process lists; they come from the AWS chain.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused
+from weight_store.local import LocalStore
+from weight_store.object_keys import check_object_key
+from weight_store.retry import Retrier, RetryingStore, RetryPolicy, with_retry
+from weight_store.s3 import S3Store
+from weight_store.s3_settings import S3Location, S3Options
+from weight_store.store import Store
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_REGION = re.compile(r"[a-zA-Z0-9-]{1,64}")
+_PROBE = ".weightcast-probe"
+
+
+def open_store(url: str, *, policy: RetryPolicy | None = None, options: S3Options | None = None) -> RetryingStore:
+    """Return the store that ``url`` names, with retries; nothing is contacted yet. ``StoreRefused`` for a bad URL.
+
+    ``policy`` holds for each operation and each part of an upload; ``options`` only matter to S3.
+    """
+    retrier = Retrier(policy or RetryPolicy())
+    parts = _split(url)
+    if parts.scheme == "s3":
+        return with_retry(S3Store(_s3_location(parts), options, retrier=retrier), retrier)
+    return with_retry(LocalStore(_local_path(parts)), retrier)
+
+
+def parse_s3_url(url: str) -> S3Location:
+    """Return the location that an ``s3://`` URL names. ``StoreRefused`` if it is not one."""
+    parts = _split(url)
+    if parts.scheme != "s3":
+        raise StoreRefused(f"{url!r} is not an s3:// URL")
+    return _s3_location(parts)
+
+
+async def check_reachable(store: Store) -> None:
+    """Make sure that the bucket exists and may be read; ``StoreRefused`` or ``StoreUnavailable`` says what is wrong."""
+    try:
+        # A key that is never there: "not found" proves bucket, credentials and permission at once.
+        await store.get(f"{_PROBE}/absent", max_bytes=1)
+    except ObjectNotFound:
+        return
+    raise StoreRefused(f"there is an object {_PROBE}/absent in the store: delete it, nothing of ours makes it")
+
+
+async def check_writable(store: Store, probe_id: str) -> None:
+    """Make sure that objects can be created, created only once, and deleted, by doing it under a fresh ``probe_id``.
+
+    ``StoreRefused`` also for a store that ignores ``If-None-Match``. Pass a store without retries to see every fault.
+    """
+    key = check_object_key(f"{_PROBE}/{probe_id}")
+    await store.create(key, b"1")
+    try:
+        await store.create(key, b"2")
+    except PreconditionFailed:
+        return
+    finally:
+        await store.delete(key)
+    raise StoreRefused(
+        "the store ignores If-None-Match: it let one object be created twice, so two writers could both believe "
+        "that they decided; use a store with conditional writes"
+    )
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise StoreRefused(f"the store URL cannot be read: {error}") from None
+    if "@" in parts.netloc:
+        # Not repeated in the message: it holds a secret.
+        raise StoreRefused(
+            "the store URL holds credentials: remove them and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    if parts.scheme not in {"s3", "file"}:
+        raise StoreRefused(
+            f"the store URL {url[:200]!r} begins with neither s3:// nor file://: "
+            "use s3://bucket/prefix?endpoint=http://host:port or file:///directory"
+        )
+    if parts.fragment:
+        raise StoreRefused(f"the store URL has a fragment (#{parts.fragment[:50]}): write '#' as %23 or leave it out")
+    return parts
+
+
+def _s3_location(parts: SplitResult) -> S3Location:
+    bucket = parts.netloc
+    if not _BUCKET.fullmatch(bucket) or ".." in bucket:
+        raise StoreRefused(
+            f"{bucket[:80]!r} is not a bucket name: the store URL is s3://bucket/prefix, "
+            "with 3 to 63 of a-z 0-9 . - in the name"
+        )
+    settings = _settings(parts.query)
+    prefix = unquote(parts.path).strip("/")
+    if prefix:
+        check_object_key(prefix)
+    endpoint = settings.get("endpoint")
+    region = settings.get("region")
+    if region is not None and not _REGION.fullmatch(region):
+        raise StoreRefused(f"{region[:80]!r} is not a region name: correct ?region= in the store URL")
+    return S3Location(bucket, prefix, None if endpoint is None else _endpoint(endpoint), region)
+
+
+def _settings(query: str) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in {"endpoint", "region"}:
+            # Only the name is shown: the value may be a key that somebody put there.
+            raise StoreRefused(
+                f"the store URL has a setting {name[:50]!r}; only endpoint and region are known, "
+                "and credentials come from the environment"
+            )
+        if name in settings:
+            raise StoreRefused(f"the store URL sets {name} twice")
+        settings[name] = value
+    return settings
+
+
+def _endpoint(endpoint: str) -> str:
+    try:
+        parts = urlsplit(endpoint)
+        _ = parts.port
+    except ValueError as error:
+        raise StoreRefused(f"the endpoint in the store URL cannot be read: {error}") from None
+    if "@" in parts.netloc:
+        raise StoreRefused("the endpoint in the store URL holds credentials: remove them")
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise StoreRefused(f"the endpoint {endpoint[:200]!r} is not an address such as http://host:9000")
+    return endpoint.rstrip("/")
+
+
+def _local_path(parts: SplitResult) -> str:
+    if parts.netloc not in {"", "localhost"} or parts.query or not parts.path.startswith("/"):
+        raise StoreRefused(f"a local store URL is file:///absolute/path, not {parts.geturl()[:200]!r}")
+    path = unquote(parts.path)
+    if "\0" in path:
+        raise StoreRefused("a local store URL cannot hold a NUL")
+    return path

@@ -1,0 +1,222 @@
+"""The one place that retries: a decorator that is a store, and the loop that it shares with multipart uploads.
+
+Only :class:`~weight_store.errors.StoreUnavailable` is retried. After a conditional write its outcome is unknown, so
+a retry that is told "exists already" reads the object back: our own bytes mean that the lost attempt had succeeded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from weight_store.errors import (
+    ObjectNotFound,
+    ObjectTooLarge,
+    PreconditionFailed,
+    StoreThrottled,
+    StoreUnavailable,
+)
+from weight_store.store import Blob, Entry, PresigningStore, Store, Upload
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """At most ``attempts`` tries within ``budget_s``, with exponential delays and full jitter between them.
+
+    Full jitter (a delay drawn evenly from zero to the bound) spreads a fleet that failed together; see "Exponential
+    Backoff And Jitter", AWS Architecture Blog. A throttled store gets ``throttled_factor`` times the bound.
+    """
+
+    attempts: int = 8
+    first_delay_s: float = 0.1
+    max_delay_s: float = 10.0
+    budget_s: float = 60.0
+    throttled_factor: float = 4.0
+
+    def delay_s(self, failures: int, fraction: float, *, throttled: bool = False) -> float:
+        """Return the wait after the ``failures``-th failure (from 1); ``fraction`` in [0, 1) is the jitter."""
+        # The exponent is capped because 2.0**1024 overflows, long after the bound is reached.
+        bound = self.first_delay_s * 2.0 ** min(failures - 1, 60)
+        if throttled:
+            bound *= self.throttled_factor
+        return min(bound, self.max_delay_s) * fraction
+
+
+ONCE = RetryPolicy(attempts=1)
+"""No retries."""
+
+
+def _fraction() -> float:
+    # From the system, so that forked ranks and cloned machines do not draw the same delays.
+    return secrets.randbits(53) / 2**53
+
+
+class Retrier:
+    """Runs an operation until it succeeds, fails for good, or the policy is used up.
+
+    ``clock`` counts seconds from anywhere and only upwards; ``sleep`` waits; ``fraction`` draws from [0, 1).
+    """
+
+    def __init__(
+        self,
+        policy: RetryPolicy,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        fraction: Callable[[], float] = _fraction,
+    ) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._sleep = sleep
+        self._fraction = fraction
+
+    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
+        """Await ``operation()``, again after each ``StoreUnavailable``; the last one is raised, saying how often."""
+        started_s = self._clock()
+        failures = 0
+        while True:
+            try:
+                return await operation()
+            except StoreUnavailable as error:
+                failures += 1
+                delay_s = self._policy.delay_s(failures, self._fraction(), throttled=isinstance(error, StoreThrottled))
+                spent_s = self._clock() - started_s
+                if failures >= self._policy.attempts or spent_s + delay_s > self._policy.budget_s:
+                    raise _given_up(error, failures, spent_s) from error
+            await self._sleep(delay_s)
+
+
+def _given_up(error: StoreUnavailable, attempts: int, spent_s: float) -> StoreUnavailable:
+    if attempts == 1:
+        return error
+    return type(error)(f"{error} (gave up after {attempts} attempts in {spent_s:.1f} s)", key=error.key)
+
+
+class RetryingStore:
+    """A store whose every operation is retried by ``retrier``; writes keep their create-only and compare meaning.
+
+    A successful ``create`` means that the object holds exactly our bytes. It does not prove that nobody else wrote
+    the same ones: whoever must know that puts a write id into them.
+    """
+
+    def __init__(self, store: Store, retrier: Retrier) -> None:
+        self._store = store
+        self._retrier = retrier
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._store!r})"
+
+    async def get(self, key: str, *, max_bytes: int) -> Blob:
+        """See :meth:`~weight_store.store.Store.get`."""
+        return await self._retrier.call(lambda: self._store.get(key, max_bytes=max_bytes))
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        """See :meth:`~weight_store.store.Store.read_into`."""
+        await self._retrier.call(lambda: self._store.read_into(key, offset, buffer))
+
+    async def create(self, key: str, data: bytes) -> str:
+        """See :meth:`~weight_store.store.Store.create`; a write of ours whose reply was lost counts as success."""
+        return await self._write(key, data, lambda: self._store.create(key, data))
+
+    async def replace(self, key: str, data: bytes, *, etag: str) -> str:
+        """See :meth:`~weight_store.store.Store.replace`; a write of ours whose reply was lost counts as success.
+
+        One that was already replaced by somebody else again is reported as ``PreconditionFailed``.
+        """
+        return await self._write(key, data, lambda: self._store.replace(key, data, etag=etag))
+
+    @asynccontextmanager
+    async def upload(self, key: str) -> AsyncIterator[Upload]:
+        """See :meth:`~weight_store.store.Store.upload`; parts are retried by the adapter that knows them."""
+        async with self._store.upload(key) as upload:
+            yield _RetryingUpload(upload, self._retrier)
+
+    async def delete(self, key: str) -> None:
+        """See :meth:`~weight_store.store.Store.delete`."""
+        await self._retrier.call(lambda: self._store.delete(key))
+
+    async def list(self, prefix: str) -> AsyncIterator[Entry]:
+        """See :meth:`~weight_store.store.Store.list`; retried up to the first entry.
+
+        Later failures are the adapter's to retry, by the page: servers differ in their order, so nobody else could
+        go on where it stopped.
+        """
+
+        async def first() -> tuple[AsyncIterator[Entry], Entry | None]:
+            entries = self._store.list(prefix)
+            return entries, await anext(entries, None)
+
+        entries, entry = await self._retrier.call(first)
+        while entry is not None:
+            yield entry
+            entry = await anext(entries, None)
+
+    async def close(self) -> None:
+        """See :meth:`~weight_store.store.Store.close`."""
+        await self._store.close()
+
+    async def _write(self, key: str, data: bytes, write: Callable[[], Awaitable[str]]) -> str:
+        in_doubt = False
+
+        async def attempt() -> str:
+            nonlocal in_doubt
+            try:
+                return await write()
+            except StoreUnavailable:
+                in_doubt = True
+                raise
+            except PreconditionFailed as refusal:
+                if not in_doubt:
+                    raise
+                return await self._etag_if_ours(key, data, refusal)
+
+        return await self._retrier.call(attempt)
+
+    async def _etag_if_ours(self, key: str, data: bytes, refusal: PreconditionFailed) -> str:
+        try:
+            blob = await self._store.get(key, max_bytes=len(data))
+        except (ObjectNotFound, ObjectTooLarge):
+            raise refusal from None
+        if blob.data != data:
+            raise refusal
+        return blob.etag
+
+
+class _RetryingUpload:
+    """Retries ``commit``, which an adapter allows to be called again after ``StoreUnavailable``."""
+
+    def __init__(self, upload: Upload, retrier: Retrier) -> None:
+        self._upload = upload
+        self._retrier = retrier
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        # Not retried: part of the data may have been taken already.
+        await self._upload.write(data)
+
+    async def commit(self) -> None:
+        await self._retrier.call(self._upload.commit)
+
+
+class _RetryingPresigningStore(RetryingStore):
+    """Over a store that can presign, which takes no request and hence no retry."""
+
+    def __init__(self, store: Store, retrier: Retrier, presigner: PresigningStore) -> None:
+        super().__init__(store, retrier)
+        self._presigner = presigner
+
+    async def presign_get(self, key: str, *, expires_s: int) -> str:
+        return await self._presigner.presign_get(key, expires_s=expires_s)
+
+
+def with_retry(store: Store, retrier: Retrier) -> RetryingStore:
+    """Return ``store`` with retries; a ``PresigningStore`` stays one."""
+    if isinstance(store, PresigningStore):
+        return _RetryingPresigningStore(store, retrier, store)
+    return RetryingStore(store, retrier)
