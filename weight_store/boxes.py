@@ -46,6 +46,8 @@ class Box:
         )
 
     def __str__(self) -> str:
+        if len(self.offsets) != len(self.sizes):
+            return f"at {list(self.offsets)} of size {list(self.sizes)}"
         return "[" + ", ".join(f"{o}:{o + s}" for o, s in zip(self.offsets, self.sizes, strict=True)) + "]"
 
 

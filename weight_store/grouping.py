@@ -63,11 +63,11 @@ def resolve_layout(offers: Sequence[Offer]) -> Layout:
     """Settle ownership of all ranks' boxes and form groups. ``offers[r]`` is rank r's.
 
     Raises ``LayoutError`` with the tensor's name and the ranks for: contradicting shape or dtype, partial overlap,
-    a hole, an alias of an unknown tensor, or offers of different worlds.
+    a hole, an alias of an unknown tensor, offers of different worlds, no tensor at all, or more than any model has.
     """
     _check_world(offers)
     offered = _collect(offers)
-    _check_size(offered)
+    _check_model(offered)
     names = sorted(offered, key=lambda name: (layer_order(name), name))
     for name in names:
         _check_boxes(name, offered[name])
@@ -120,7 +120,9 @@ def _collect(offers: Sequence[Offer]) -> dict[str, _Offered]:
     return found
 
 
-def _check_size(offered: dict[str, _Offered]) -> None:
+def _check_model(offered: dict[str, _Offered]) -> None:
+    if not offered:
+        raise LayoutError("no rank offers a tensor: publish at least one")
     total = sum(math.prod(about.shape) * about.itemsize for about in offered.values())
     if total > MAX_MODEL_BYTES:
         raise LayoutError(f"the offered tensors have {total} bytes, more than the {MAX_MODEL_BYTES} a run may have")

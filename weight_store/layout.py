@@ -103,7 +103,7 @@ class Layout(Record):
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Groups in order; ``groups[i].index == i``."""
-        ends = (*self.group_start[1:], len(self.piece_tensor))
+        ends = (*self.group_start[1:], len(self.piece_tensor)) if self.group_start else ()
         return tuple(
             self._group(i, owner, range(start, end))
             for i, (owner, start, end) in enumerate(zip(self.group_owner, self.group_start, ends, strict=True))
