@@ -46,8 +46,6 @@ def sparse_change(base: Bits, index: NDArray[np.uint32], bits: Bits) -> Change:
 
     ``index`` comes from decoded bytes: :class:`CorruptFrame` if it does not ascend or leaves the base.
     """
-    if index.size and (int(index[-1]) >= base.size or not bool((index[1:] > index[:-1]).all())):
-        raise CorruptFrame("the positions of the changed weights do not ascend within the tensor")
     return Change(index, bits, None, kernels.digest_patched(base, index, bits))
 
 
@@ -72,6 +70,7 @@ def apply_change(buffer: Bits, change: Change) -> None:
     elif change.index.size:
         if change.index.size != change.bits.size:
             raise InvalidInput("the change has as many positions as values; this one has not")
-        if int(change.index[-1]) >= buffer.size:
-            raise InvalidInput(f"the change reaches element {change.index[-1]}, the buffer has {buffer.size}")
-        kernels.scatter(buffer, change.index, change.bits)
+        try:
+            kernels.scatter(buffer, change.index, change.bits)
+        except CorruptFrame as error:
+            raise InvalidInput(f"the change does not fit the buffer of {buffer.size} elements: {error}") from None

@@ -21,7 +21,7 @@ from codec.frame import apply_delta, encode_delta
 if TYPE_CHECKING:
     import torch
 
-OUR_FORMATS = {"fields_v1": "fields_v1", "xor_planes_v1": "xor_planes", "auto": "auto"}
+OUR_FORMATS = {"ulp_v1": "ulp_v1", "fields_v1": "fields_v1", "xor_planes_v1": "xor_planes", "auto": "auto"}
 """Our compression formats, and the method of codec.encode_group behind each."""
 PEER_FORMATS = ("arc_v1", "arc_v2", "arc_v3")
 """Formats of Fireworks hot load, for teams that publish to such a deployment."""

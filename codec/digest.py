@@ -31,15 +31,8 @@ def as_bytes(data: Buffer) -> memoryview:
     return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 
-def digest_patched(base: Bits, index: NDArray[np.uint32], bits: Bits) -> bytes:
-    """Digest of ``base`` with ``bits`` stored at ``index``, which ascends; neither array is changed."""
-    hasher = xxhash.xxh3_128()
-    update_patched(hasher, base, index, bits)
-    return hasher.digest()
-
-
 def update_patched(hasher: xxhash.xxh3_128, base: Bits, index: NDArray[np.uint32], bits: Bits) -> None:
-    """Feed ``hasher`` with ``base`` as :func:`digest_patched` sees it.
+    """Feed ``hasher`` with ``base`` as it is once ``bits`` are stored at ``index``, which ascends; neither changes.
 
     Works through one tile at a time, so the patched array never exists as a whole.
     """

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codec import kernels, methods
+from codec import kernels, methods, ulp
 from codec.change import MAX_ELEMENTS, Change
 from codec.digest import Buffer, as_bytes, digest
 from codec.dtypes import Bits, DType, find
 from codec.errors import InvalidInput, TruncatedFrame
 
-_DELTAS = [name for name in ("ulp_v1", "fields_v1") if name in methods.BY_NAME]
-"""Delta methods, the default first; each later one is for what those before it do not apply to."""
 _DENSE_ONE_IN = 8
 """From one changed element in this many on, the methods for dense updates are tried as well."""
 _SMALL_BYTES = 64 << 10
@@ -41,38 +39,41 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
     """
     info = find(dtype)
     _check(new, info, "new")
-    wanted = None if method == "auto" else methods.find(method)
-    if base is not None:
-        _check(base, info, "base")
-        if base.size != new.size:
-            raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
-    changed = new.size if base is None else kernels.count_changed(base, new)
-    if base is not None and changed == 0:
+    if method != "auto":
+        methods.find(method)
+    if base is None:
+        names = ["planes"] if method == "auto" else [method]
+        return EncodedGroup(_smallest(names, None, new, dtype, {}), digest(new), new.size)
+    _check(base, info, "base")
+    if base.size != new.size:
+        raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
+    known = {}
+    if method in ("auto", "ulp_v1") and ulp.applies_to(dtype):
+        coded = ulp.encode_counted(base, new, dtype)  # counts in the pass that codes
+        changed, known = coded.changed, {"ulp_v1": coded.body}
+    else:
+        changed = kernels.count_changed(base, new)
+    if changed == 0:
         return EncodedGroup(bytes([methods.SAME]), digest(new), 0)
-    rounds = [[wanted.name]] if wanted else _rounds(base is None, changed, new)
-    return EncodedGroup(_payload(rounds, base, new, dtype), digest(new), changed)
+    names = [method] if method != "auto" else _candidates(changed, new, "ulp_v1" if known else "fields_v1")
+    return EncodedGroup(_smallest(names, base, new, dtype, known), digest(new), changed)
 
 
-def _rounds(full: bool, changed: int, new: Bits) -> list[list[str]]:
-    """The methods to try: the smallest body of the first round in which a method applies."""
-    if full:
-        return [["planes"]]
+def _candidates(changed: int, new: Bits, default: str) -> list[str]:
+    """The methods worth trying for a delta, of which the smallest body will be taken."""
     if changed * _DENSE_ONE_IN >= new.size:
-        return [[*_DELTAS, "xor_planes", "planes"]]
-    if new.nbytes <= _SMALL_BYTES:
-        return [list(_DELTAS)]
-    return [[name] for name in _DELTAS]
+        return [default, "xor_planes", "planes"]
+    return [default, "fields_v1"] if new.nbytes <= _SMALL_BYTES else [default]
 
 
-def _payload(rounds: list[list[str]], base: Bits | None, new: Bits, dtype: str) -> bytes:
-    for names in rounds:
-        bodies = [(m.id, m.encode(base, new, dtype)) for m in map(methods.find, names)]
-        applied = [(method_id, body) for method_id, body in bodies if body is not None]
-        if applied:
-            method_id, body = min(applied, key=lambda b: len(b[1]))
-            if len(body) < new.nbytes:
-                return bytes([method_id]) + body
-    return bytes([methods.RAW]) + new.tobytes()
+def _smallest(names: list[str], base: Bits | None, new: Bits, dtype: str, known: dict[str, bytes]) -> bytes:
+    """The payload of the method with the smallest body, raw if none is smaller; ``known`` bodies are not made again."""
+    best_id, best = methods.RAW, None
+    for method in map(methods.find, names):
+        body = known.get(method.name) or method.encode(base, new, dtype)
+        if body is not None and len(body) < (new.nbytes if best is None else len(best)):
+            best_id, best = method.id, body
+    return bytes([best_id]) + (new.tobytes() if best is None else best)
 
 
 def decode_group(base: Bits | None, payload: Buffer, dtype: str, count: int) -> Change:

@@ -1,6 +1,6 @@
-"""The passes over whole tensors that methods share, in numpy: compare, scatter, hash a patched base.
+"""The passes over whole tensors that methods share: compare, scatter, hash a patched base. All release the GIL.
 
-Everything works in tiles, so that temporaries stay in cache and memory beyond the arguments is bounded.
+Native where memory is aligned, numpy where it is not: a tensor inside a mapped file may start at any byte.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from codec.digest import digest_patched as digest_patched
+from codec import _native
 from codec.dtypes import Bits
+from codec.errors import CorruptFrame
 
-_TILE_N = 1 << 18
+_TILE_N = 1 << 18  # numpy's temporaries stay in cache
 
 
 def count_changed(base: Bits, new: Bits) -> int:
     """How many elements differ; both arrays have the same dtype and size."""
-    return sum(
-        int(np.count_nonzero(base[at : at + _TILE_N] != new[at : at + _TILE_N])) for at in range(0, base.size, _TILE_N)
-    )
+    if base.flags.aligned and new.flags.aligned:
+        return _native.count_changed(base.view(np.uint8), new.view(np.uint8), base.itemsize)
+    return int(changed_index(base, new).size)
 
 
 def changed_index(base: Bits, new: Bits) -> NDArray[np.uint32]:
@@ -31,5 +32,28 @@ def changed_index(base: Bits, new: Bits) -> NDArray[np.uint32]:
 
 
 def scatter(buffer: Bits, index: NDArray[np.uint32], bits: Bits) -> None:
-    """``buffer[index] = bits``; the caller has checked that the largest index is inside the buffer."""
-    buffer[index] = bits
+    """``buffer[index] = bits``; :class:`CorruptFrame`, with nothing stored, unless ``index`` ascends below its size."""
+    if not buffer.flags.aligned:
+        if not _ascends_below(index, buffer.size):
+            raise CorruptFrame("the positions of the changed weights do not ascend within the tensor")
+        buffer[index] = bits
+        return
+    try:
+        _native.scatter(buffer.view(np.uint8), buffer.itemsize, index, bits.view(np.uint8))
+    except ValueError as error:
+        raise CorruptFrame(str(error)) from None
+
+
+def digest_patched(base: Bits, index: NDArray[np.uint32], bits: Bits) -> bytes:
+    """XXH3-128 of ``base`` with ``bits`` stored at ``index``, tile by tile: the patched array never exists as a whole.
+
+    Raises :class:`CorruptFrame` unless ``index`` ascends below the size of ``base``.
+    """
+    try:
+        return _native.digest_patched(base.view(np.uint8), base.itemsize, index, bits.view(np.uint8))
+    except ValueError as error:
+        raise CorruptFrame(str(error)) from None
+
+
+def _ascends_below(index: NDArray[np.uint32], size: int) -> bool:
+    return index.size == 0 or (int(index[-1]) < size and bool((index[1:] > index[:-1]).all()))

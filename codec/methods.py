@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from codec import fields, planes, raw, same, xor_planes
+from codec import fields, planes, raw, same, ulp, xor_planes
 from codec.change import Change
 from codec.dtypes import Bits
 from codec.errors import InvalidInput, UnsupportedFrame
@@ -37,6 +37,7 @@ METHODS: tuple[Method, ...] = (
     Method(RAW, "raw", False, raw.encode, raw.decode),
     Method(PLANES, "planes", False, planes.encode, planes.decode),
     Method(FIELDS, "fields_v1", True, fields.encode, fields.decode),
+    Method(ULP, "ulp_v1", True, ulp.encode, ulp.decode),
     Method(XOR_PLANES, "xor_planes", True, xor_planes.encode, xor_planes.decode),
 )
 BY_ID = {m.id: m for m in METHODS}

@@ -1,5 +1,6 @@
-"""Writes the golden vectors: ``python tests/codec/make_vectors.py NAME...`` adds those, never an existing one.
+"""Writes the golden vectors: ``python tests/codec/make_vectors.py NAME...`` adds those, and leaves existing ones alone.
 
+``--replace NAME...`` is for a method whose format has not been released yet, and for nothing else.
 A vector is what some version wrote once; later versions must read it for ever. So no test runs any of this, and a
 format change gets a new name with its version. Files of a vector: NAME.base and NAME.new (raw bits; no base for a
 full) and NAME.payload (a group) or NAME.frame. MANIFEST.json tells dtype and count, and the SHA-256 of every file.
@@ -90,6 +91,7 @@ VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     "v1-raw": group("U8", "raw", count=40, share=1.0),
     **{f"v1-planes-{d.lower()}": group(d, "planes") for d in ("BF16", "F16", "F32", "F64", "I32")},
     **{f"v1-fields-{d.lower()}": group(d, "fields_v1") for d in ("BF16", "F16", "F32", "F64", "F8_E4M3", "I8", "U64")},
+    **{f"v1-ulp-{d.lower()}": group(d, "ulp_v1") for d in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2")},
     **{f"v1-xor-{d.lower()}": group(d, "xor_planes", share=0.3) for d in ("BF16", "F8_E5M2", "I64", "F4")},
     **{f"v1-fields-compressor-{c}": streams(3, c) for c in range(4)},
     **{f"v1-planes-compressor-{c}": streams(2, c) for c in range(4)},
@@ -105,8 +107,11 @@ VECTORS: dict[str, Callable[[], dict[str, object]]] = {
 def main(names: list[str]) -> None:
     FOLDER.mkdir(exist_ok=True)
     manifest = json.loads(MANIFEST.read_text()) if MANIFEST.exists() else {}
-    for name in names or VECTORS:
-        if name in manifest:
+    replace = names[:1] == ["--replace"]
+    if replace and len(names) == 1:
+        sys.exit("--replace wants the names of the vectors to replace")
+    for name in names[1:] if replace else names or VECTORS:
+        if name in manifest and not replace:
             print(f"{name}: is there already, left alone")
             continue
         made = VECTORS[name]()
