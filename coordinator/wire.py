@@ -119,6 +119,13 @@ class VersionAnswer(Answer):
     regions: tuple[RegionVersion, ...] = ()
 
 
+class RegionsEvent(Answer):
+    """Data of the ``regions`` event: how far each region is with the head's version."""
+
+    version: Version
+    regions: tuple[RegionVersion, ...]
+
+
 class HeadAnswer(Answer):
     """``GET .../head?after=V&wait=S``: where the head is."""
 
@@ -177,6 +184,12 @@ class WaitAnswer(Answer):
     reached: bool
     version: Version
     regions: tuple[RegionVersion, ...]
+
+
+class HealthAnswer(Answer):
+    """``GET /healthz`` and ``GET /readyz``."""
+
+    status: Literal["ok"]
 
 
 class Problem(Answer):

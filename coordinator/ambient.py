@@ -1,0 +1,47 @@
+"""What the coordinator takes from its surroundings, in one value, so that a simulation can replace all of it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)
+
+
+def _run_id() -> str:
+    return str(uuid.uuid4())
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Clock (monotonic seconds), sleep, fresh identifiers, and where long computations run.
+
+    ``offload(function, *args)`` runs a pure function off the event loop; a simulation calls it in place.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    nonce: Callable[[], str] = _nonce
+    run_id: Callable[[], str] = _run_id
+    offload: Callable[..., Awaitable[Any]] = asyncio.to_thread
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``expire_after_s``: age at which an undecided version is given up. ``poll_s``: how often the bucket is looked
+    at for what other coordinators, or lost reports, have left there; ``idle_poll_s`` for runs that nobody asks about.
+    """
+
+    expire_after_s: float = 120.0
+    poll_s: float = 1.0
+    idle_poll_s: float = 60.0
+    keep_alive_s: float = 15.0
+    max_agents: int = 50_000
+    max_probes: int = 64

@@ -1,0 +1,52 @@
+"""The coordinator as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from coordinator import problems
+from coordinator.ambient import Ambient, Settings
+from coordinator.routes import fleets, health, page, readers, trainers
+from coordinator.service import Coordinator
+from weight_store.store import Store
+
+_DESCRIPTION = """
+Seals the versions that trainer ranks publish and announces them to rollout agents. The object store is the only durable
+truth: any number of coordinators may serve one bucket, and one that starts empty recovers everything from it.
+
+Errors are problem bodies (RFC 9457) with a stable `code` and a sentence in `detail` that says what to do.
+"""
+
+
+def create_app(store: Store, *, settings: Settings | None = None, ambient: Ambient | None = None) -> FastAPI:
+    """Return the application for one bucket. The caller closes ``store``; the tending loop runs with the lifespan."""
+    coordinator = Coordinator(store, settings=settings, ambient=ambient)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        tending = asyncio.create_task(coordinator.registry.run_forever(), name="tend runs")
+        try:
+            yield
+        finally:
+            coordinator.registry.stop_waiting()
+            tending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await tending
+
+    app = FastAPI(
+        title="weightcast coordinator",
+        version=version("weightcast"),
+        description=_DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.coordinator = coordinator
+    problems.install(app)
+    for module in (trainers, readers, fleets, health, page):
+        app.include_router(module.router)
+    return app

@@ -1,0 +1,215 @@
+"""One run's objects in the bucket: reads them into views and writes the steps that decisions ask for.
+
+Only what can never change is cached. Nothing is listed: every key follows from the head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import TypeVar
+
+from coordinator.ambient import Ambient
+from coordinator.cache import Recent
+from coordinator.decisions import (
+    CreateHead,
+    CreateOpen,
+    CreateRegister,
+    ReplaceHead,
+    Sealing,
+    Slot,
+    Step,
+    Unreadable,
+    View,
+    is_dead,
+)
+from weight_store.control import Control
+from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed
+from weight_store.keys import (
+    control_key,
+    head_key,
+    layout_key,
+    manifest_key,
+    offer_key,
+    open_key,
+    receipt_key,
+    run_marker_key,
+)
+from weight_store.layout import Layout
+from weight_store.manifest import Manifest
+from weight_store.offer import Offer
+from weight_store.position import GENESIS, Position
+from weight_store.reading import read_head, read_layout, read_manifest
+from weight_store.receipt import Receipt
+from weight_store.records import MAX_COLUMNS_BYTES, MAX_RECORD_BYTES, pack, record_format, sha256_hex, unpack
+from weight_store.store import Store
+from weight_store.version import Abort, Open
+
+T = TypeVar("T")
+
+_SMALL_BYTES = 1 << 20
+"""Records larger than this are parsed off the event loop."""
+
+
+class RunBucket:
+    """Reads and writes of one run. Raises ``StoreError`` and ``FormatError`` as the store and the records do."""
+
+    def __init__(self, store: Store, run: str, ambient: Ambient) -> None:
+        self._store = store
+        self._run = run
+        self._ambient = ambient
+        self._manifests: Recent[Position, Manifest] = Recent(4)
+        self._layouts: Recent[str, Layout] = Recent(2)
+        self._opens: Recent[tuple[str, int], Open] = Recent(64)
+        self._aborts: Recent[tuple[str, int], Abort] = Recent(4096)
+
+    async def view(self) -> tuple[View, str] | None:
+        """Return what the bucket says and the head's ETag, or None if the run does not exist."""
+        try:
+            head, etag = await read_head(self._store, self._run)
+        except ObjectNotFound:
+            return None
+        current = None if head.position == GENESIS else await self.manifest(head.position)
+        version = head.position.version + 1
+        while is_dead(head, slot := await self.slot(head.run_id, version)):
+            version += 1
+        return View(head, current, slot), etag
+
+    async def slot(self, run_id: str, version: int) -> Slot:
+        """Read one version's opening and register; both may be absent."""
+        key = (run_id, version)
+        opened = self._opens.get(key) or await self._read_open(version)
+        if opened is None:
+            return Slot(version)
+        if opened.run_id == run_id:
+            self._opens.put(key, opened)
+        abort = self._aborts.get(key)
+        if abort is not None:
+            return Slot(version, opened, abort)
+        decision = await self._read_register(version)
+        if isinstance(decision, Abort) and decision.run_id == run_id:
+            self._aborts.put(key, decision)
+        return Slot(version, opened, decision)
+
+    async def _read_open(self, version: int) -> Open | None:
+        key = open_key(self._run, version)
+        try:
+            data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
+        except ObjectNotFound:
+            return None
+        opened = Open.parse(data, key=key)
+        if opened.version != version:
+            raise FormatError(f"{key} opens version {opened.version}")
+        return opened
+
+    async def _read_register(self, version: int) -> Sealing | Abort | None:
+        key = manifest_key(self._run, version)
+        try:
+            data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
+        except ObjectNotFound:
+            return None
+        found = await self._parsed(_parse_register, data, key)
+        held = found.manifest if isinstance(found, Sealing) else found
+        if held.version != version:
+            raise FormatError(f"{key} decides version {held.version}")
+        return found
+
+    async def manifest_bytes(self, version: int) -> bytes:
+        """Return a register as stored."""
+        return (await self._store.get(manifest_key(self._run, version), max_bytes=MAX_RECORD_BYTES)).data
+
+    async def manifest(self, position: Position) -> Manifest:
+        """Return the manifest of a position, verified."""
+        return self._manifests.get(position) or self._manifests.put(
+            position, await read_manifest(self._store, self._run, position)
+        )
+
+    async def layout(self, sha256: str) -> Layout:
+        """Return a layout, verified. Not coalesced: callers ask under a lock or seldom."""
+        found = self._layouts.get(sha256)
+        return found or self._layouts.put(sha256, await read_layout(self._store, self._run, sha256))
+
+    async def find_layout(self, sha256: str) -> Layout | None:
+        """Return a layout, or None if the bucket does not hold it."""
+        try:
+            return await self.layout(sha256)
+        except ObjectNotFound:
+            return None
+
+    async def offer(self, term: int, rank: int) -> Offer | None:
+        """Return what a rank offers in a term, or None if it is not there."""
+        key = offer_key(self._run, term, rank)
+        try:
+            data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
+        except ObjectNotFound:
+            return None
+        return await self._parsed(_parse_offer, data, key)
+
+    async def write_layout(self, layout: Layout) -> str:
+        """Store a layout under the SHA-256 of its JSON and return that. One that is there already is the same."""
+        raw = await self._ambient.offload(layout.to_bytes)
+        sha256 = sha256_hex(raw)
+        packed = await self._ambient.offload(pack, raw)
+        with contextlib.suppress(PreconditionFailed):
+            await self._store.create(layout_key(self._run, sha256), packed)
+        self._layouts.put(sha256, layout)
+        return sha256
+
+    async def receipt(self, version: int, rank: int) -> tuple[Receipt, bytes] | Unreadable | None:
+        """Return a rank's receipt and its bytes, why it cannot be read, or None if it is not there."""
+        key = receipt_key(self._run, version, rank)
+        try:
+            data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
+        except ObjectNotFound:
+            return None
+        except FormatError as error:  # larger than any receipt may be
+            return Unreadable(f"the receipt of rank {rank} cannot be used: {error}")
+        try:
+            return await self._parsed(_parse_receipt, data, key), data
+        except FormatError as error:
+            return Unreadable(f"the receipt of rank {rank} cannot be used: {error}")
+
+    async def control(self) -> Control | None:
+        """Return the control object if there is one."""
+        key = control_key(self._run)
+        try:
+            return Control.parse((await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data, key=key)
+        except ObjectNotFound:
+            return None
+
+    async def write(self, step: Step, etag: str) -> None:
+        """Carry out one step. ``PreconditionFailed``: somebody was first. ``StoreUnavailable``: nobody knows."""
+        run, store = self._run, self._store
+        match step:
+            case CreateHead(head):
+                # The marker first: a head without one would never be found by people.
+                with contextlib.suppress(PreconditionFailed):
+                    await store.create(run_marker_key(run), b"")
+                await store.create(head_key(run), head.to_bytes())
+            case ReplaceHead(head):
+                await store.replace(head_key(run), head.to_bytes(), etag=etag)
+            case CreateOpen(opened):
+                await store.create(open_key(run, opened.version), opened.to_bytes())
+            case CreateRegister(record):
+                await store.create(manifest_key(run, record.version), record.to_bytes())
+
+    async def _parsed(self, parse: Callable[[bytes, str], T], data: bytes, key: str) -> T:
+        if len(data) <= _SMALL_BYTES:
+            return parse(data, key)
+        parsed: T = await self._ambient.offload(parse, data, key)
+        return parsed
+
+
+def _parse_register(data: bytes, key: str) -> Sealing | Abort:
+    if record_format(data, key=key) == Abort.FORMAT:
+        return Abort.parse(data, key=key)
+    manifest = Manifest.parse(data, key=key)
+    return Sealing(manifest, manifest.position(data))
+
+
+def _parse_receipt(data: bytes, key: str) -> Receipt:
+    return Receipt.parse(data, key=key)
+
+
+def _parse_offer(data: bytes, key: str) -> Offer:
+    return Offer.parse(unpack(data, key=key), key=key)

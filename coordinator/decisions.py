@@ -1,0 +1,340 @@
+"""The life of a version as pure functions: from what the bucket says to what is written next. No I/O, no clock.
+
+Three kinds of object carry all state. The *head* moves by compare-and-set; a takeover raises its term, sealing moves
+its position. For each version number, *open.json* and the *register* (a manifest or an abort) are created once::
+
+                 open                    all receipts                head: term = mine, position = parent
+    (free) ───────────────▶ undecided ───────────────▶ manifest ──────────────────────────────────▶ sealed
+                                │                          │
+                                │ expired, refused,        │ the head's term is newer
+                                │ opened in an older term  ▼
+                                └────────▶ abort        stranded
+
+Aborted and stranded numbers are *dead*: nothing can revive them, and the next opening steps over them. Every function
+is given one :class:`View` and returns a step to carry out or a :class:`Done`. Whoever carries a step out reads the
+bucket again and asks again, whether the write succeeded, was refused or got no answer; so a lost reply needs no rule
+of its own. Views need not be atomic: the objects are read in the order head, open, register, and a decision made on
+an older head is refused by the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinator.errors import (
+    BucketDamaged,
+    Fenced,
+    PublicationConflict,
+    PublicationPassed,
+    UnknownTerm,
+    VersionUndecided,
+)
+from coordinator.wire import OpenRequest
+from weight_store.errors import FormatError
+from weight_store.head import Head
+from weight_store.layout import Layout
+from weight_store.manifest import Manifest, seal
+from weight_store.position import GENESIS, Position
+from weight_store.receipt import Receipt
+from weight_store.version import Abort, AbortReason, Open
+
+MAX_DETAIL = 2000
+_NAMED_RANKS = 1000
+"""An abort lists at most this many missing ranks, so that its size is bounded at any world size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sealing:
+    """A register that holds a manifest. It counts once the head has moved to ``position``."""
+
+    manifest: Manifest
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One version number: its opening and its register, as far as they exist."""
+
+    version: int
+    opened: Open | None = None
+    decision: Sealing | Abort | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the bucket says about a run: its head, the head's manifest (None before the first version) and the first
+    slot after the head that is not dead.
+    """
+
+    head: Head
+    current: Manifest | None
+    slot: Slot
+
+    @property
+    def undecided(self) -> Open | None:
+        """The opening that waits for its decision, if there is one."""
+        return self.slot.opened if self.slot.decision is None else None
+
+    @property
+    def progress(self) -> tuple[int, int, int, bool, bool]:
+        """Grows with every step of the run's life; orders views that were read concurrently."""
+        return (
+            self.head.term,
+            self.head.position.version,
+            self.slot.version,
+            self.slot.opened is not None,
+            self.slot.decision is not None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CreateHead:
+    """Create the head of a new run, after its marker."""
+
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceHead:
+    """Compare-and-set the head that was read to this one."""
+
+    head: Head
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOpen:
+    """Create ``open.json``."""
+
+    opened: Open
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRegister:
+    """Create the decision register of ``record.version``; whoever is first has decided."""
+
+    record: Manifest | Abort
+
+
+@dataclass(frozen=True, slots=True)
+class Reread:
+    """The view is torn: the slot is newer than the head that was read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Nothing to write. ``version``: the version that an opening got."""
+
+    version: int = 0
+
+
+Step = CreateHead | ReplaceHead | CreateOpen | CreateRegister | Reread | Done
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A receipt whose bytes are not a receipt; it was created once, so it stays that way."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known about an undecided version: receipts by rank (parsed, and as stored), the layout once all are
+    there, the age by the local clock and the age at which it expires (seconds).
+    """
+
+    receipts: Mapping[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
+    layout: Layout | None = None
+    age_s: float = 0.0
+    expire_after_s: float = float("inf")
+
+
+def is_dead(head: Head, slot: Slot) -> bool:
+    """True if ``slot``, a number after ``head``, can never become the head's position.
+
+    A manifest of an older term is stranded: moving the head to it requires head.term to equal its term, and terms
+    only grow. ``BucketDamaged`` if the slot contradicts the head in a way that no writer of ours produces.
+    """
+    _check_owner(head, slot)
+    if slot.decision is None:
+        return False
+    if isinstance(slot.decision, Abort):
+        return True
+    manifest = slot.decision.manifest
+    if manifest.term == head.term and manifest.parent != head.position:
+        raise BucketDamaged(
+            f"version {slot.version} of term {manifest.term} was sealed on {manifest.parent}, but the head of the "
+            f"same term is at {head.position}: something else writes to this bucket"
+        )
+    return manifest.term < head.term
+
+
+def _check_owner(head: Head, slot: Slot) -> None:
+    decision = slot.decision.manifest if isinstance(slot.decision, Sealing) else slot.decision
+    for found in (slot.opened, decision):
+        if found is not None and found.run_id != head.run_id:
+            raise BucketDamaged(
+                f"version {slot.version} belongs to run {found.run_id}, the head to run {head.run_id}: objects of an "
+                "earlier run of this name were left behind; use another run name, or delete them"
+            )
+
+
+def take_over(view: View | None, launch: str, run_id: str, write_id: str) -> Step:
+    """Give the run to ``launch``, once. A manifest of the term that ends is finished first, so that it counts."""
+    if view is None:
+        return CreateHead(Head(run_id=run_id, term=1, launch=launch, position=GENESIS, write_id=write_id))
+    head = view.head
+    if head.launch == launch:
+        return Done()
+    pending = _finish(view, write_id)
+    if pending is not None:
+        return pending
+    return ReplaceHead(
+        Head(run_id=head.run_id, term=head.term + 1, launch=launch, position=head.position, write_id=write_id)
+    )
+
+
+def check_term(head: Head, term: int) -> None:
+    """``Fenced`` if a later launch took the run over; ``UnknownTerm`` if the run has not come to ``term``."""
+    if term < head.term:
+        raise Fenced(
+            f"term {term} is over: launch {head.launch} took the run over (term {head.term}); "
+            "this trainer can publish nothing more, stop it or start it again"
+        )
+    if term > head.term:
+        raise UnknownTerm(f"the run is in term {head.term} and never had term {term}: take it over first")
+
+
+def open_version(view: View, request: OpenRequest, write_id: str) -> Step:
+    """Assign a version to a publication: the same one to every rank, one undecided at a time.
+
+    Raises ``Fenced``, ``UnknownTerm``, ``VersionUndecided``, ``PublicationConflict`` or ``PublicationPassed``.
+    """
+    head, slot = view.head, view.slot
+    check_term(head, request.term)
+    pending = _finish(view, write_id)
+    if pending is not None:
+        return pending
+    current = view.current
+    if current is not None and current.term == request.term and current.ordinal >= request.ordinal:
+        if current.ordinal > request.ordinal:
+            raise PublicationPassed(
+                f"publication {request.ordinal} of term {request.term} is over: version {current.version} is "
+                f"publication {current.ordinal}"
+            )
+        _check_same(current, request)
+        return Done(current.version)
+    if slot.opened is None:
+        return CreateOpen(
+            Open(
+                run_id=head.run_id,
+                version=slot.version,
+                term=request.term,
+                step=request.step,
+                ordinal=request.ordinal,
+                parent=head.position,
+                layout=request.layout,
+                world_size=request.world_size,
+                write_id=write_id,
+            )
+        )
+    if slot.opened.term != head.term:
+        return _fence(view, write_id)
+    if slot.opened.ordinal == request.ordinal:
+        _check_same(slot.opened, request)
+        return Done(slot.version)
+    raise VersionUndecided(
+        f"version {slot.version} (step {slot.opened.step}, publication {slot.opened.ordinal}) is undecided; "
+        f"publication {request.ordinal} can be opened after it"
+    )
+
+
+def settle(view: View, evidence: Evidence, write_id: str) -> Step:
+    """Decide what can be decided and finish the head's move. ``Done`` while there is nothing to do but wait."""
+    pending = _finish(view, write_id)
+    if pending is not None:
+        return pending
+    opened = view.undecided
+    if opened is None:
+        return Done()
+    if opened.term != view.head.term:
+        return _fence(view, write_id)
+    missing = [rank for rank in range(opened.world_size) if rank not in evidence.receipts]
+    if not missing and evidence.layout is not None:
+        return CreateRegister(_decide(view, opened, evidence, evidence.layout, write_id))
+    if missing and evidence.age_s >= evidence.expire_after_s:
+        return CreateRegister(_expired(opened, missing, evidence.expire_after_s, write_id))
+    return Done()
+
+
+def _finish(view: View, write_id: str) -> Step | None:
+    """The step that makes a decided slot count, or None if the slot is free or undecided.
+
+    Slots that are dead never reach a view, so the manifest here is of the head's own term, or the head was read
+    before the newer term began.
+    """
+    decision = view.slot.decision
+    if decision is None:
+        return None
+    if isinstance(decision, Abort) or decision.manifest.term != view.head.term:
+        return Reread()
+    head = view.head
+    return ReplaceHead(
+        Head(run_id=head.run_id, term=head.term, launch=head.launch, position=decision.position, write_id=write_id)
+    )
+
+
+def _fence(view: View, write_id: str) -> Step:
+    opened, head = view.slot.opened, view.head
+    if opened is None or opened.term > head.term:
+        return Reread()
+    detail = f"term {opened.term} ended before version {opened.version} was decided: launch {head.launch} took over"
+    return CreateRegister(_abort(opened, "fenced", detail, write_id))
+
+
+def _decide(view: View, opened: Open, evidence: Evidence, layout: Layout, write_id: str) -> Manifest | Abort:
+    receipts: list[tuple[Receipt, bytes]] = []
+    for rank in range(opened.world_size):
+        found = evidence.receipts[rank]
+        if isinstance(found, Unreadable):
+            return _abort(opened, "refused", found.sentence, write_id)
+        receipts.append(found)
+    parent = None if view.current is None else (view.current, view.head.position)
+    try:
+        return seal(opened, layout, receipts, parent)
+    except FormatError as error:
+        return _abort(opened, "refused", str(error), write_id)
+
+
+def _expired(opened: Open, missing: list[int], expire_after_s: float, write_id: str) -> Abort:
+    named = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+    detail = (
+        f"no receipt of rank {named} within {expire_after_s:g} s of opening version {opened.version} "
+        f"(step {opened.step}): look at the log of that rank's sidecar"
+    )
+    return _abort(opened, "expired", detail, write_id, tuple(missing[:_NAMED_RANKS]))
+
+
+def _abort(opened: Open, reason: AbortReason, detail: str, write_id: str, missing: tuple[int, ...] = ()) -> Abort:
+    return Abort(
+        run_id=opened.run_id,
+        version=opened.version,
+        term=opened.term,
+        reason=reason,
+        detail=detail[:MAX_DETAIL],
+        missing=missing,
+        write_id=write_id,
+    )
+
+
+def _check_same(known: Open | Manifest, request: OpenRequest) -> None:
+    mine = (request.step, request.layout, request.world_size)
+    theirs = (known.step, known.layout, known.world_size)
+    if mine != theirs:
+        raise PublicationConflict(
+            f"publication {request.ordinal} of term {request.term} was opened as step {known.step} of "
+            f"{known.world_size} ranks with layout {known.layout[:12]}; a rank now asks for step {request.step} of "
+            f"{request.world_size} ranks with layout {request.layout[:12]}: all ranks must publish the same steps in "
+            "the same order"
+        )

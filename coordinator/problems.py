@@ -1,0 +1,167 @@
+"""Errors as RFC 9457 problem bodies: one table from exceptions to what a client is told."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.errors import (
+    BadRequest,
+    BodyTooLarge,
+    BucketDamaged,
+    BucketRefused,
+    BucketUnavailable,
+    CoordinatorError,
+    InternalFault,
+    LayoutRefused,
+    MethodNotAllowed,
+    TooBusy,
+    TryAgain,
+    UnknownRoute,
+)
+from coordinator.wire import Problem
+from weight_store.errors import (
+    FormatError,
+    LayoutError,
+    ObjectNotFound,
+    PreconditionFailed,
+    StoreRefused,
+    StoreUnavailable,
+    WeightStoreError,
+)
+
+logger = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+MAX_BODY_BYTES = 64 << 10
+"""The largest real request (an agent's heartbeat) has about 2 KB."""
+
+_KINDS: tuple[tuple[type[WeightStoreError], type[CoordinatorError]], ...] = (
+    (StoreUnavailable, BucketUnavailable),
+    (StoreRefused, BucketRefused),
+    (PreconditionFailed, TooBusy),
+    (ObjectNotFound, BucketDamaged),  # what may be missing is handled where it is read
+    (LayoutError, LayoutRefused),
+    (FormatError, BucketDamaged),
+    (WeightStoreError, BucketDamaged),
+)
+
+
+def from_store_error(error: WeightStoreError) -> CoordinatorError:
+    """The coordinator's error for one of the bucket, with the same sentence."""
+    kind = next(ours for theirs, ours in _KINDS if isinstance(error, theirs))
+    return kind(str(error))
+
+
+def problem_response(error: CoordinatorError, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The problem body of an error. ``type`` is about:blank, so ``title`` is HTTP's own phrase (RFC 9457, 4.2.1)."""
+    problem = Problem(title=HTTPStatus(error.status).phrase, status=error.status, detail=str(error), code=error.code)
+    headers = dict(headers or {})
+    if isinstance(error, TryAgain):
+        headers.setdefault("Retry-After", "1")
+    return JSONResponse(problem.model_dump(), error.status, headers, MEDIA_TYPE)
+
+
+def responses(*kinds: type[CoordinatorError]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's description of the problems that a route answers with."""
+    found: dict[int | str, dict[str, Any]] = {}
+    for kind in kinds:
+        line = f"`{kind.code}`: {(kind.__doc__ or '').strip()}"
+        entry = found.setdefault(kind.status, {"description": "", "content": {MEDIA_TYPE: {"schema": _PROBLEM}}})
+        entry["description"] = f"{entry['description']}\n\n{line}".strip()
+    return found
+
+
+_PROBLEM = Problem.model_json_schema()
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app a problem body."""
+    app.add_exception_handler(CoordinatorError, _on_coordinator_error)
+    app.add_exception_handler(WeightStoreError, _on_store_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http)
+    app.add_exception_handler(Exception, _on_defect)
+    app.add_middleware(BodyLimit)
+
+
+async def _on_coordinator_error(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, CoordinatorError):
+        return await _on_defect(request, error)
+    return problem_response(error)
+
+
+async def _on_store_error(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, WeightStoreError):
+        return await _on_defect(request, error)
+    ours = from_store_error(error)
+    logger.warning("%s %s: %s", request.method, request.url.path, error)
+    return problem_response(ours)
+
+
+async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
+    """Say where and what; never repeat the input, which may be megabytes or secret."""
+    if not isinstance(error, RequestValidationError):
+        return await _on_defect(request, error)
+    found = error.errors()
+    told = [f"{'.'.join(str(part) for part in item['loc'][:6])}: {item['msg']}"[:300] for item in found[:3]]
+    more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
+    return problem_response(BadRequest(f"{'; '.join(told)}{more}"))
+
+
+async def _on_http(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        return await _on_defect(request, error)
+    path = request.url.path[:200]
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        return problem_response(UnknownRoute(f"there is nothing at {path}: the API is described at /docs"))
+    headers = dict(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        return problem_response(
+            MethodNotAllowed(f"{path} does not take {request.method}: the API is described at /docs"), headers
+        )
+    return problem_response(BadRequest(str(error.detail)), headers)
+
+
+async def _on_defect(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return problem_response(InternalFault("the coordinator has a defect here; its log has the details"))
+
+
+class BodyLimit:
+    """ASGI middleware that refuses bodies above ``MAX_BODY_BYTES``, announced or not."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a counting ``receive``."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
+            await problem_response(_too_large())(scope, receive, send)
+            return
+        seen = 0
+
+        async def counting() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > MAX_BODY_BYTES:
+                raise _too_large()
+            return message
+
+        await self._app(scope, counting, send)
+
+
+def _too_large() -> BodyTooLarge:
+    return BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; no request of this API is that large")

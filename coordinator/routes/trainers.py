@@ -1,0 +1,110 @@
+"""What trainer ranks call: take a run over, report offers, open versions, report receipts."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from coordinator.errors import (
+    BadRequest,
+    BucketUnavailable,
+    Fenced,
+    LayoutRefused,
+    PublicationConflict,
+    PublicationPassed,
+    ReceiptMissing,
+    TermPending,
+    UnknownRun,
+    UnknownTerm,
+    UnknownVersion,
+    VersionUndecided,
+)
+from coordinator.problems import responses
+from coordinator.routes.parameters import RankNumber, RunName, Service, TermNumber, VersionNumber, Wait, WorldSizeQuery
+from coordinator.wire import (
+    LayoutAnswer,
+    OfferReport,
+    OpenRequest,
+    ReceiptReport,
+    TermAnswer,
+    TermRequest,
+    VersionAnswer,
+)
+
+router = APIRouter(prefix="/v1/runs/{run}", tags=["trainers"])
+
+
+@router.post("/terms", summary="Take a run over", responses=responses(TermPending, BadRequest, BucketUnavailable))
+async def take_over(run: RunName, request: TermRequest, service: Service) -> TermAnswer:
+    """Start a term of the run for a launch of a training job, creating the run if it is new.
+
+    Rank 0 asks with `takeover` true: the term grows by one and every earlier trainer is fenced. Asking again with the
+    same launch gives the same term. Other ranks ask with `takeover` false and wait up to `wait_s` for their launch.
+    """
+    return await service.take_over(run, request)
+
+
+@router.put(
+    "/terms/{term}/offers/{rank}",
+    summary="Report that an offer is in the bucket",
+    responses=responses(Fenced, UnknownRun, UnknownTerm, LayoutRefused, BucketUnavailable),
+)
+async def report_offer(
+    run: RunName, term: TermNumber, rank: RankNumber, report: OfferReport, service: Service
+) -> LayoutAnswer:
+    """Take note of the boxes that one rank offers. The answer has the layout once all ranks have offered.
+
+    Offers that make no layout (overlaps, holes, contradictions, tensors unlike the run's) are refused with the tensor
+    and the ranks by name, to every rank alike.
+    """
+    return await service.report_offer(run, term, rank, report)
+
+
+@router.get(
+    "/terms/{term}/layout",
+    summary="The layout of a term",
+    responses=responses(Fenced, UnknownRun, UnknownTerm, LayoutRefused, BucketUnavailable),
+)
+async def layout(
+    run: RunName, term: TermNumber, world_size: WorldSizeQuery, service: Service, wait: Wait = 0
+) -> LayoutAnswer:
+    """Return the SHA-256 of the layout, or the ranks whose offers are missing after `wait` seconds."""
+    return await service.layout(run, term, world_size, wait)
+
+
+@router.post(
+    "/versions",
+    summary="Open a version",
+    responses=responses(
+        Fenced,
+        VersionUndecided,
+        PublicationConflict,
+        PublicationPassed,
+        UnknownRun,
+        UnknownTerm,
+        LayoutRefused,
+        BucketUnavailable,
+    ),
+)
+async def open_version(run: RunName, request: OpenRequest, service: Service) -> VersionAnswer:
+    """Assign a version to the publication (term, step, ordinal) and fix its parent: the head.
+
+    Every rank asks and all get the same version. One version of a run is undecided at a time; `version-undecided`
+    means that an earlier publication must be decided first. A publication that was aborted gets a new number.
+    """
+    return await service.open_version(run, request)
+
+
+@router.put(
+    "/versions/{version}/receipts/{rank}",
+    summary="Report that a receipt is in the bucket",
+    responses=responses(Fenced, ReceiptMissing, UnknownRun, UnknownVersion, BadRequest, BucketUnavailable),
+)
+async def report_receipt(
+    run: RunName, version: VersionNumber, rank: RankNumber, report: ReceiptReport, service: Service
+) -> VersionAnswer:
+    """Take note that a rank's shard and receipt are durable; the last report seals the version.
+
+    The report only makes sealing quicker: receipts are also found in the bucket. An answer with state `aborted` means
+    that the version expired or was refused before; its `reason` says why.
+    """
+    return await service.report_receipt(run, version, rank, report)

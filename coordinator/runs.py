@@ -1,0 +1,351 @@
+"""One run: carries decisions out against the bucket and remembers only what the bucket can tell again.
+
+The loop is always the same: read a view, ask a pure decision, write its step, read again. A lock keeps the requests
+of one process from racing each other; safety does not depend on it, since another coordinator may act at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from coordinator import decisions
+from coordinator.ambient import Ambient, Settings
+from coordinator.bucket import RunBucket
+from coordinator.cache import Recent
+from coordinator.decisions import CreateOpen, CreateRegister, Done, Evidence, ReplaceHead, Step, Unreadable, View
+from coordinator.errors import BadRequest, ReceiptMissing, TooBusy, UnknownRun
+from coordinator.fleet import Agent
+from coordinator.layouts import Collecting, check_layout
+from coordinator.waking import Broadcast, Shared
+from coordinator.wire import OpenRequest, ReceiptReport
+from weight_store.errors import PreconditionFailed, StoreUnavailable
+from weight_store.head import Head
+from weight_store.layout import Layout
+from weight_store.manifest import Manifest
+from weight_store.receipt import Receipt
+from weight_store.store import Store
+from weight_store.version import Abort, Open
+
+logger = logging.getLogger(__name__)
+
+_ROUNDS = 20
+"""Reading and writing anew this often without an end means that others write all the time, or no write is answered."""
+_ACTIVE_S = 30.0
+"""A run that somebody asked about this recently is looked at every ``poll_s``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What this coordinator saw of one version, for people and for expiry (monotonic seconds, and durations)."""
+
+    opened_s: float | None = None
+    sealed_s: float | None = None
+    encode_s: float = 0.0
+    upload_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Tray:
+    """Receipts of the undecided version."""
+
+    opened: Open
+    receipts: dict[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
+    next_probe: int = 0
+
+    def missing(self) -> list[int]:
+        """Ranks whose receipt has not been read, in order."""
+        return [rank for rank in range(self.opened.world_size) if rank not in self.receipts]
+
+    def to_probe(self, most: int) -> list[int]:
+        """The next few missing ranks; successive calls go round all of them."""
+        missing = self.missing()
+        start = self.next_probe % len(missing) if missing else 0
+        self.next_probe = start + most
+        return (missing[start:] + missing[:start])[:most]
+
+
+class Run:
+    """A run by name. ``changed`` fires when the view moves, ``stirred`` also when an agent or a receipt reports."""
+
+    def __init__(self, name: str, store: Store, ambient: Ambient, settings: Settings) -> None:
+        self.name = name
+        self.bucket = RunBucket(store, name, ambient)
+        self.changed = Broadcast()
+        self.stirred = Broadcast()
+        self.agents: dict[tuple[str, str], Agent] = {}
+        self.view: View | None = None
+        self._ambient = ambient
+        self._settings = settings
+        self._lock = asyncio.Lock()
+        self._shared = Shared(self._read)
+        self._times: Recent[int, Times] = Recent(1024)
+        self._tray: _Tray | None = None
+        self._collecting: Recent[tuple[int, int], Collecting] = Recent(4)
+        self._approved: Recent[tuple[str, str, int], bool] = Recent(16)
+        self._watchers = 0
+        self._asked_s = ambient.clock()
+        self._tended_s = float("-inf")
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, watchers={self._watchers}, agents={len(self.agents)})"
+
+    # Reading
+
+    async def fresh(self) -> View:
+        """What the bucket says, read after this call began; ``UnknownRun`` if there is no such run."""
+        self._asked_s = self._ambient.clock()
+        found = await self._shared()
+        if found is None:
+            raise UnknownRun(f"there is no run {self.name!r} in this bucket: a trainer creates it when it starts")
+        return self.view or found[0]
+
+    async def _read(self) -> tuple[View, str] | None:
+        found = await self.bucket.view()
+        if found is not None:
+            self._observe(found[0])
+        return found
+
+    def _observe(self, view: View) -> None:
+        """Keep the newest view, note when things were first seen, and wake those who wait."""
+        known = self.view
+        if known is not None and known.head.run_id != view.head.run_id:
+            logger.warning("run %s was replaced: %s -> %s", self.name, known.head.run_id, view.head.run_id)
+            self._forget()
+            known = None
+        if known is not None and view.progress <= known.progress:
+            return
+        self.view = view
+        now_s = self._ambient.clock()
+        opened, sealed = view.undecided, view.head.position.version
+        if opened is not None:
+            self._note(opened.version, opened_s=now_s)
+            if self._tray is None or self._tray.opened.version != opened.version:
+                self._tray = _Tray(opened)
+        else:
+            self._tray = None
+        if sealed:
+            self._note(sealed, sealed_s=now_s)
+        self._wake()
+
+    def _forget(self) -> None:
+        self._times, self._tray = Recent(1024), None
+        self._collecting, self._approved = Recent(4), Recent(16)
+        self.agents.clear()
+
+    def _note(self, version: int, *, opened_s: float | None = None, sealed_s: float | None = None) -> None:
+        times = self.times(version)
+        if times.opened_s is None and opened_s is not None:
+            times = replace(times, opened_s=opened_s)
+        if times.sealed_s is None and sealed_s is not None:
+            times = replace(times, sealed_s=sealed_s)
+        self._times.put(version, times)
+
+    def _wake(self) -> None:
+        self.changed.notify()
+        self.stirred.notify()
+
+    def times(self, version: int) -> Times:
+        """What is known about the timing of a version."""
+        return self._times.get(version) or Times()
+
+    def waiting_for(self, version: int) -> list[int]:
+        """Ranks without a receipt, if ``version`` is undecided."""
+        return self._tray.missing() if self._tray and self._tray.opened.version == version else []
+
+    # Waiting
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """While inside, the bucket is looked at every ``poll_s`` for changes made elsewhere."""
+        self._watchers += 1
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            self._asked_s = self._ambient.clock()
+
+    async def wait_for(self, ready: Callable[[View], bool], timeout_s: float) -> View:
+        """Return the first view for which ``ready``, or the newest one after ``timeout_s``."""
+        deadline_s = self._ambient.clock() + timeout_s
+        with self.watched():
+            view = await self.fresh()
+            while not ready(view) and not self.changed.closed:
+                left_s = deadline_s - self._ambient.clock()
+                if left_s <= 0:
+                    break
+                await self.changed.wait(left_s)
+                view = self.view or view
+        return view
+
+    # Deciding
+
+    async def take_over(self, launch: str) -> Head:
+        """Make ``launch`` the owner of the run, creating it if need be; idempotent."""
+        run_id = self._ambient.run_id()
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                found = await self._read()
+                step = decisions.take_over(found[0] if found else None, launch, run_id, self._ambient.nonce())
+                if found and isinstance(step, Done):
+                    return found[0].head
+                await self._write(step, found[1] if found else "")
+        raise self._too_busy()
+
+    async def open(self, request: OpenRequest) -> int:
+        """Return the version of a publication, opening it if need be; idempotent for all ranks."""
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                view, etag = await self._read_existing()
+                step = decisions.open_version(view, request, self._ambient.nonce())
+                if isinstance(step, Done):
+                    return step.version
+                if isinstance(step, CreateOpen):
+                    await self._approve(view, request)
+                await self._write(step, etag)
+        raise self._too_busy()
+
+    async def _approve(self, view: View, request: OpenRequest) -> None:
+        before = view.current.layout if view.current else ""
+        key = (before, request.layout, request.world_size)
+        if not self._approved.get(key):
+            await check_layout(self.bucket, view.current, request.layout, request.world_size)
+            self._approved.put(key, True)
+
+    async def receive(self, version: int, rank: int, report: ReceiptReport) -> None:
+        """Take note that a receipt is in the bucket; decide the version if it was the last one."""
+        view = self.view
+        if view is None or view.undecided is None or view.slot.version != version:
+            view = await self.fresh()
+        decisions.check_term(view.head, report.term)
+        times = self.times(version)
+        encode_s, upload_s = max(times.encode_s, report.encode_s), max(times.upload_s, report.upload_s)
+        self._times.put(version, replace(times, encode_s=encode_s, upload_s=upload_s))
+        tray = self._tray
+        if tray is None or tray.opened.version != version:
+            return
+        if rank >= tray.opened.world_size:
+            raise BadRequest(f"rank {rank} is outside the world of {tray.opened.world_size} of version {version}")
+        await self._probe(tray, [rank])
+        if rank not in tray.receipts:
+            raise ReceiptMissing(
+                f"the receipt of rank {rank} at version {version} is not in the bucket: write it, then report it"
+            )
+        if not tray.missing():
+            await self.settle(probe=False)
+
+    async def _probe(self, tray: _Tray, ranks: list[int]) -> None:
+        """Read the receipts of ``ranks`` that the bucket holds by now."""
+        wanted = [rank for rank in ranks if rank not in tray.receipts]
+        found = await asyncio.gather(*(self.bucket.receipt(tray.opened.version, rank) for rank in wanted))
+        for rank, receipt in zip(wanted, found, strict=True):
+            if receipt is not None:
+                tray.receipts[rank] = receipt
+        if any(receipt is not None for receipt in found):
+            self.stirred.notify()
+
+    async def settle(self, *, probe: bool = True) -> View:
+        """Decide what can be decided and finish the head's move; with ``probe`` look for receipts not reported."""
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                view, etag = await self._read_existing()
+                evidence = await self._evidence(view, probe)
+                nonce = self._ambient.nonce()
+                if evidence.layout is None:
+                    step = decisions.settle(view, evidence, nonce)
+                else:  # sealing parses and hashes every receipt
+                    step = await self._ambient.offload(decisions.settle, view, evidence, nonce)
+                if isinstance(step, Done):
+                    return view
+                await self._write(step, etag)
+        raise self._too_busy()
+
+    async def _evidence(self, view: View, probe: bool) -> Evidence:
+        opened, tray = view.undecided, self._tray
+        if opened is None or tray is None or tray.opened != opened:
+            return Evidence()
+        if probe and opened.term == view.head.term:
+            await self._probe(tray, tray.to_probe(self._settings.max_probes))
+        layout: Layout | None = None if tray.missing() else await self.bucket.layout(opened.layout)
+        opened_s = self.times(opened.version).opened_s
+        age_s = 0.0 if opened_s is None else self._ambient.clock() - opened_s
+        return Evidence(dict(tray.receipts), layout, age_s, self._settings.expire_after_s)
+
+    async def _read_existing(self) -> tuple[View, str]:
+        found = await self._read()
+        if found is None:
+            raise UnknownRun(f"there is no run {self.name!r} in this bucket: a trainer creates it when it starts")
+        return found
+
+    async def _write(self, step: Step, etag: str) -> None:
+        """Write, whatever comes of it: the next view tells whether it took effect, ours or somebody else's."""
+        try:
+            await self.bucket.write(step, etag)
+        except PreconditionFailed:
+            logger.info("run %s: somebody else wrote first (%s)", self.name, type(step).__name__)
+        except StoreUnavailable as error:
+            logger.warning("run %s: no answer to %s, reading back: %s", self.name, type(step).__name__, error)
+        else:
+            logger.info("run %s: %s", self.name, _told(step))
+
+    def _too_busy(self) -> TooBusy:
+        return TooBusy(
+            f"run {self.name}: {_ROUNDS} attempts to write were overtaken by others or got no answer; try again later"
+        )
+
+    # Layouts
+
+    async def collecting(self, term: int, world_size: int) -> Collecting:
+        """The offers of a term; ``Fenced`` or ``UnknownTerm`` if it is not the run's."""
+        view = await self.fresh()
+        decisions.check_term(view.head, term)
+        known = self._collecting.get((term, world_size))
+        return known or self._collecting.put(
+            (term, world_size), Collecting(self.bucket, view, term, world_size, self._ambient)
+        )
+
+    # Tending
+
+    def close(self) -> None:
+        """Wake all who wait, and let nobody wait from now on."""
+        self.changed.close()
+        self.stirred.close()
+
+    @property
+    def idle(self) -> bool:
+        """True if nobody waits for the run and none was found in the bucket."""
+        return self.view is None and self._watchers == 0 and not self._lock.locked()
+
+    def due(self, now_s: float) -> bool:
+        """Whether :meth:`tend` should look at the bucket now."""
+        undecided = self.view is not None and self.view.slot.opened is not None
+        busy = undecided or self._watchers > 0 or now_s - self._asked_s < _ACTIVE_S
+        return busy or now_s - self._tended_s >= self._settings.idle_poll_s
+
+    async def tend(self) -> None:
+        """Do for the run what nobody may ask for any more: decide, expire, finish the head, forget dead agents."""
+        self._tended_s = self._ambient.clock()
+        before = len(self.agents)
+        for key, agent in list(self.agents.items()):
+            if not agent.alive(self._tended_s):
+                del self.agents[key]
+        if len(self.agents) != before:
+            self.stirred.notify()
+        await self.settle()
+
+
+def _told(step: Step) -> str:
+    match step:
+        case CreateOpen(opened):
+            return f"opened version {opened.version} (term {opened.term}, step {opened.step}) on {opened.parent}"
+        case CreateRegister(Manifest() as manifest):
+            return f"version {manifest.version}: all receipts are there, {manifest.payload_bytes} bytes"
+        case CreateRegister(Abort() as abort):
+            return f"gave version {abort.version} up ({abort.reason}): {abort.detail}"
+        case ReplaceHead(head):
+            return f"head is term {head.term}, position {head.position}, launch {head.launch}"
+        case _:
+            return f"created ({type(step).__name__})"

@@ -1,0 +1,278 @@
+"""The coordinator without HTTP: one method a route, runs by name, and the loop that tends them.
+
+It owns no truth. Whatever it holds in memory it can lose: heartbeats come again, everything else is in the bucket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+
+from coordinator import events
+from coordinator.ambient import Ambient, Settings
+from coordinator.errors import (
+    CoordinatorError,
+    TermPending,
+    TooBusy,
+    UnknownRun,
+    UnknownVersion,
+    VersionAborted,
+    VersionUndecided,
+    WrongRun,
+)
+from coordinator.events import EventId
+from coordinator.feed import feed
+from coordinator.fleet import Agent, Stage, reached, region_answers
+from coordinator.history import History
+from coordinator.layouts import Collecting
+from coordinator.registry import Registry
+from coordinator.runs import Run
+from coordinator.wire import (
+    AgentAnswer,
+    AgentReport,
+    HeadAnswer,
+    LayoutAnswer,
+    OfferReport,
+    OpenRequest,
+    ReceiptReport,
+    RegionAnswer,
+    RunAnswer,
+    TermAnswer,
+    TermRequest,
+    VersionAnswer,
+    WaitAnswer,
+)
+from weight_store.errors import FormatError, ObjectNotFound
+from weight_store.head import Head
+from weight_store.keys import RUNS_PREFIX
+from weight_store.position import Position
+from weight_store.records import sha256_hex
+from weight_store.store import Store
+
+
+class Coordinator:
+    """Serves all runs of one bucket. Any number of coordinators may share a bucket."""
+
+    def __init__(self, store: Store, *, settings: Settings | None = None, ambient: Ambient | None = None) -> None:
+        self.settings = settings or Settings()
+        self._store = store
+        self._ambient = ambient or Ambient()
+        self.registry = Registry(store, self._ambient, self.settings)
+
+    def __repr__(self) -> str:
+        return f"Coordinator({self._store!r}, {self.registry!r})"
+
+    def _run(self, name: str) -> tuple[Run, History]:
+        return self.registry.get(name)
+
+    # Trainers
+
+    async def take_over(self, name: str, request: TermRequest) -> TermAnswer:
+        """Give the run to a launch (``takeover``), or wait until rank 0 of that launch has done so."""
+        run, _ = self._run(name)
+        if request.takeover:
+            head = await run.take_over(request.launch)
+            await run.settle()  # what the term before left undecided is fenced at once
+        else:
+            head = await self._await_launch(run, request)
+        return TermAnswer(run=name, run_id=head.run_id, term=head.term, launch=head.launch, position=head.position)
+
+    async def _await_launch(self, run: Run, request: TermRequest) -> Head:
+        deadline_s = self._ambient.clock() + request.wait_s
+        while True:
+            left_s = deadline_s - self._ambient.clock()
+            try:
+                view = await run.wait_for(lambda view: view.head.launch == request.launch, max(left_s, 0))
+                if view.head.launch == request.launch:
+                    return view.head
+            except UnknownRun:
+                await self._ambient.sleep(max(0.0, min(left_s, self.settings.poll_s)))
+            if self._ambient.clock() >= deadline_s or self.registry.closed:
+                raise TermPending(
+                    f"launch {request.launch} does not own run {run.name}: rank 0 has not taken it over yet, "
+                    "or a later launch did"
+                )
+
+    async def report_offer(self, name: str, term: int, rank: int, report: OfferReport) -> LayoutAnswer:
+        """Take note of one rank's offer; the answer has the layout if it was the last one."""
+        run, _ = self._run(name)
+        collecting = await run.collecting(term, report.world_size)
+        await collecting.fetch([rank])
+        return await self._layout(run, collecting, report.world_size)
+
+    async def layout(self, name: str, term: int, world_size: int, wait_s: float) -> LayoutAnswer:
+        """Return the layout of a term, waiting for the offers of all ranks; ``LayoutRefused`` if there is none."""
+        run, _ = self._run(name)
+        deadline_s = self._ambient.clock() + wait_s
+        with run.watched():
+            while True:
+                collecting = await run.collecting(term, world_size)
+                await collecting.look()
+                answer = await self._layout(run, collecting, world_size)
+                left_s = deadline_s - self._ambient.clock()
+                if answer.layout or left_s <= 0 or run.stirred.closed:
+                    return answer
+                await run.stirred.wait(min(left_s, self.settings.poll_s))
+
+    async def _layout(self, run: Run, collecting: Collecting, world_size: int) -> LayoutAnswer:
+        view = await run.fresh()
+        await collecting.resolve(view.current)
+        if isinstance(collecting.outcome, CoordinatorError):
+            # A new exception each time: one that is raised again and again would collect tracebacks.
+            raise type(collecting.outcome)(str(collecting.outcome))
+        if collecting.outcome:
+            run.stirred.notify()
+        return LayoutAnswer(layout=collecting.outcome, world_size=world_size, missing=collecting.missing)
+
+    async def open_version(self, name: str, request: OpenRequest) -> VersionAnswer:
+        """Open the version of a publication, or find it; the same answer for every rank."""
+        run, history = self._run(name)
+        version = await run.open(request)
+        return await self._answer(run, history, version)
+
+    async def report_receipt(self, name: str, version: int, rank: int, report: ReceiptReport) -> VersionAnswer:
+        """Take note of a durable receipt; the answer tells whether the version is decided."""
+        run, history = self._run(name)
+        await run.receive(version, rank, report)
+        return await self._answer(run, history, version)
+
+    # Versions
+
+    async def version(self, name: str, version: int, wait_s: float) -> VersionAnswer:
+        """Return one version; with ``wait_s``, once it is decided or the time is over."""
+        run, history = self._run(name)
+        await run.wait_for(lambda view: version != view.slot.version or view.slot.opened is None, wait_s)
+        return await self._answer(run, history, version)
+
+    async def versions(self, name: str, limit: int, before: int | None) -> list[VersionAnswer]:
+        """Return up to ``limit`` versions below ``before``, newest first, as far as the bucket still has them."""
+        run, history = self._run(name)
+        view = await run.fresh()
+        newest = events.newest(view).version
+        first = newest if before is None else min(newest, before - 1)
+        found: list[VersionAnswer] = []
+        for version in range(first, max(0, first - limit), -1):
+            try:
+                found.append(await history.answer(version, view, self._ambient.clock()))
+            except UnknownVersion:
+                break
+        return found
+
+    async def manifest(self, name: str, version: int) -> tuple[bytes, Position]:
+        """Return a sealed version's manifest as stored, and its position."""
+        run, history = self._run(name)
+        await run.fresh()
+        answer = await self._answer(run, history, version)
+        if answer.state == "undecided":
+            raise VersionUndecided(f"version {version} of run {name} has no manifest yet")
+        if answer.position is None:
+            raise VersionAborted(f"version {version} of run {name} was given up: {answer.reason}")
+        data = await run.bucket.manifest_bytes(version)
+        if sha256_hex(data) != answer.position.sha256:
+            raise FormatError(f"the manifest of version {version} of run {name} was altered in the bucket")
+        return data, answer.position
+
+    async def _answer(self, run: Run, history: History, version: int) -> VersionAnswer:
+        view = run.view or await run.fresh()
+        if version > view.slot.version:
+            view = await run.fresh()
+        return await history.answer(version, view, self._ambient.clock())
+
+    # Readers
+
+    async def runs(self) -> list[RunAnswer]:
+        """Return every run of the bucket, in order of name."""
+        found: list[RunAnswer] = []
+        for name in await self.registry.listed():
+            try:
+                found.append(await self.run(name))
+            except UnknownRun:
+                continue  # its creation was cut short between marker and head
+        return found
+
+    async def run(self, name: str) -> RunAnswer:
+        """Return head, undecided version and regions of one run."""
+        run, _ = self._run(name)
+        view = await run.fresh()
+        return RunAnswer(
+            run=name,
+            run_id=view.head.run_id,
+            term=view.head.term,
+            launch=view.head.launch,
+            position=view.head.position,
+            undecided=view.slot.version if view.slot.opened else None,
+            regions=await self._regions(run),
+        )
+
+    async def head(self, name: str, after: int | None, wait_s: float) -> HeadAnswer:
+        """Return the head; with ``after``, once its version is larger or the time is over."""
+        run, _ = self._run(name)
+        view = await run.wait_for(lambda view: after is None or view.head.position.version > after, wait_s)
+        return HeadAnswer(
+            run=name,
+            run_id=view.head.run_id,
+            term=view.head.term,
+            position=view.head.position,
+            step=view.current.step if view.current else 0,
+        )
+
+    async def heartbeat(self, name: str, region: str, agent_id: str, report: AgentReport) -> AgentAnswer:
+        """Take an agent's report; it counts until its time to live is over."""
+        run, _ = self._run(name)
+        view = run.view or await run.fresh()
+        if report.run_id != view.head.run_id:
+            view = await run.fresh()
+        if report.run_id != view.head.run_id:
+            raise WrongRun(
+                f"agent {agent_id} holds weights of run {report.run_id}, but {name} is now run {view.head.run_id}: "
+                "start it with an empty model directory"
+            )
+        key, now_s = (region, agent_id), self._ambient.clock()
+        before = run.agents.get(key)
+        if before is None and len(run.agents) >= self.settings.max_agents:
+            raise TooBusy(f"{len(run.agents)} agents report for run {name} already: no more are counted")
+        run.agents[key] = Agent(region, agent_id, report, now_s)
+        if before is None or (before.report.staged, before.report.serving) != (report.staged, report.serving):
+            run.stirred.notify()
+        return AgentAnswer(id=agent_id, region=region, age_s=0.0, report=report)
+
+    async def regions(self, name: str) -> tuple[RegionAnswer, ...]:
+        """Return the regions of a run: live agents and targets."""
+        run, _ = self._run(name)
+        await run.fresh()
+        return await self._regions(run)
+
+    async def _regions(self, run: Run) -> tuple[RegionAnswer, ...]:
+        return region_answers(run.agents.values(), await run.bucket.control(), self._ambient.clock())
+
+    async def wait(
+        self, name: str, version: int, stage: Stage, regions: Sequence[str], quorum: float, timeout_s: float
+    ) -> WaitAnswer:
+        """Wait until the regions have come to ``stage`` of ``version``. ``VersionAborted`` if it never will."""
+        run, history = self._run(name)
+        deadline_s = self._ambient.clock() + timeout_s
+        with run.watched():
+            view = await run.fresh()
+            while True:
+                if version < view.slot.version:
+                    answer = await history.answer(version, view, self._ambient.clock())
+                    if answer.state == "aborted":
+                        raise VersionAborted(f"version {version} of run {name} was given up: {answer.reason}")
+                now_s = self._ambient.clock()
+                progress = history.regions(version, now_s)
+                done = version <= view.head.position.version and reached(progress, stage, regions, quorum)
+                if done or now_s >= deadline_s or run.stirred.closed:
+                    return WaitAnswer(reached=done, version=version, regions=progress)
+                await run.stirred.wait(deadline_s - now_s)
+                view = run.view or view
+
+    async def events(self, name: str, after: EventId | None) -> AsyncIterator[str]:
+        """Start a stream of server-sent events from ``after`` on; ``UnknownRun`` before it starts."""
+        run, history = self._run(name)
+        await run.fresh()
+        return feed(run, history, self._ambient.clock, self.settings.keep_alive_s, after)
+
+    async def ready(self) -> None:
+        """Return if the store answers; raises its ``StoreError`` otherwise."""
+        with contextlib.suppress(ObjectNotFound):
+            await self._store.get(f"{RUNS_PREFIX}readiness-probe", max_bytes=1 << 10)
