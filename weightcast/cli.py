@@ -28,6 +28,8 @@ _EXPECTED_ERRORS = (
     ("coordinator.errors", "CoordinatorError"),
     ("trainer_agent.errors", "TrainerError"),
     ("rollout_agent.errors", "RolloutError"),
+    ("weightcast.devserver", "DevServerError"),
+    ("weightcast.demo.errors", "DemoError"),
 )
 
 

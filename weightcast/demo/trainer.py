@@ -1,0 +1,159 @@
+"""The program of one rank of the training job: ``python -m weightcast.demo.trainer JOB.json RANK``.
+
+It is what a user's training loop looks like: a process group, a sharded model, an optimiser, and one ``publish`` after
+each step. Around that it proves things: rewards vary, weights change, nothing sharded is ever gathered to publish.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from trainer_agent import Handle, Publisher, TrainerError
+from weightcast.demo import events
+from weightcast.demo.boxes import save_bytes, save_places, sha256_of
+from weightcast.demo.errors import DemoError
+from weightcast.demo.files_job import FilesJob
+from weightcast.demo.guard import nothing_gathered
+from weightcast.demo.job import Job, PolicyJob, checked_step, load_checkpoint, save_checkpoint
+from weightcast.demo.policy import PolicyConfig
+from weightcast.demo.settings import RUN, JobSettings
+
+_SEAL_TIMEOUT_S = 120.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run rank ``arguments[1]`` of the job in ``arguments[0]``; an expected failure is told as an event."""
+    settings, rank = JobSettings.load(Path(arguments[0])), int(arguments[1])
+    # One thread a rank: the ranks are the parallelism, and agents share the cores.
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGTERM, _leave)
+    log = events.EventLog(settings.events(rank))
+    try:
+        with _process_group(settings, rank):
+            _train(settings, rank, log)
+    except (DemoError, TrainerError) as error:
+        log.add(events.Failed(rank, str(error)))
+        return 1
+    finally:
+        log.close()
+    return 0
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + signum)
+
+
+@contextlib.contextmanager
+def _process_group(settings: JobSettings, rank: int) -> Iterator[None]:
+    # A file rather than a port: nobody can take it in between.
+    meeting = f"file://{settings.work}/rendezvous-{settings.attempt}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=settings.world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _make_job(settings: JobSettings, log: events.EventLog) -> Job:
+    seed, rate = settings.seed, settings.learning_rate
+    job: Job = (
+        PolicyJob(seed=seed, learning_rate=rate)
+        if settings.model is None
+        else FilesJob(settings.model, seed=seed, learning_rate=rate)
+    )
+    if settings.resume_step is not None:
+        load_checkpoint(job, settings.checkpoint(settings.resume_step, dist.get_rank()))
+    else:
+        total = settings.warm_up_steps
+        job.warm_up(total, lambda done, loss: log.add(events.Warming(done, total, loss)))
+    return job
+
+
+def _train(settings: JobSettings, rank: int, log: events.EventLog) -> None:
+    job = _make_job(settings, log)
+    save_places(settings.work / f"places-{rank}.json", job.boxes())
+    with contextlib.closing(_publisher(settings)) as publisher:
+        waiting: _Waiting | None = None
+        for step in range(settings.first_step, settings.last_step + 1):
+            earned, changed, elements, step_s = checked_step(job, step)
+            if rank == 0:
+                reward, spread = (None, None) if earned is None else (earned.mean, earned.spread)
+                log.add(events.Stepped(step, changed, elements, step_s, reward, spread))
+            if waiting is not None:
+                waiting.settle(rank, log)
+            log.add(events.Exported(rank, step, sha256_of(job.boxes())))
+            waiting = _publish(job, publisher, step)
+            if step == settings.checkpoint_step:
+                save_checkpoint(job, settings.checkpoint(step, rank))
+        if waiting is not None:
+            waiting.settle(rank, log)
+        save_bytes(settings.work / f"testimony-{rank}.bin", job.boxes())
+        log.add(events.Finished(rank, settings.last_step))
+
+
+def _publisher(settings: JobSettings) -> Publisher:
+    return Publisher(
+        run=RUN,
+        store=settings.store,
+        coordinator=settings.coordinator,
+        assets_dir=_assets(settings),
+        strict=True,
+    )
+
+
+def _assets(settings: JobSettings) -> Path:
+    """The directory whose config and tokenizer go with the weights."""
+    if settings.model is not None:
+        return settings.model
+    directory = settings.work / f"assets-{settings.attempt}-{dist.get_rank()}"
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(PolicyConfig().to_hugging_face(), indent=2))
+    return directory
+
+
+class _Waiting:
+    """A publication that is not sealed yet, and how long the training step was blocked for it."""
+
+    def __init__(self, step: int, handle: Handle, copy_s: float) -> None:
+        self._step, self._handle, self._copy_s = step, handle, copy_s
+
+    def settle(self, rank: int, log: events.EventLog) -> None:
+        """Wait until it is a version, and tell so. Every version of the demo counts, so an error ends the job."""
+        version = self._handle.sealed(_SEAL_TIMEOUT_S)
+        if self._handle.error is not None:
+            raise self._handle.error
+        stats = self._handle.stats
+        if rank == 0 and stats is not None:
+            log.add(
+                events.Sealed(
+                    step=self._step,
+                    version=version,
+                    payload_bytes=stats.payload_bytes,
+                    weight_bytes=stats.weight_bytes,
+                    copy_s=self._copy_s,
+                    encode_s=stats.encode_s,
+                    upload_s=stats.upload_s,
+                    seal_s=stats.seal_s,
+                )
+            )
+
+
+def _publish(job: Job, publisher: Publisher, step: int) -> _Waiting:
+    started = time.perf_counter()
+    with nothing_gathered(job.sharded()):
+        handle = publisher.publish(job.published(), step=step, dtype=torch.bfloat16)
+    return _Waiting(step, handle, time.perf_counter() - started)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
