@@ -27,6 +27,7 @@
     └── Broken                         a person must act
         ├── BucketRefused              permission, credentials or bucket of the coordinator
         ├── BucketDamaged              an object of the bucket is not what its key promises
+        ├── CannotListen               the address is taken, or not of this machine (at start, never over HTTP)
         └── InternalFault              a defect in the coordinator; its log has the traceback
 
 Every class has a stable ``code`` (append only) and the HTTP ``status`` under which it travels. The client raises the
@@ -205,6 +206,12 @@ class BucketDamaged(Broken):
     """An object in the bucket is malformed, altered, or contradicts another."""
 
     code = "bucket-damaged"
+
+
+class CannotListen(Broken):
+    """The coordinator cannot start on this address."""
+
+    code = "cannot-listen"
 
 
 class InternalFault(Broken):

@@ -5,7 +5,6 @@ It owns no truth. Whatever it holds in memory it can lose: heartbeats come again
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from coordinator import events
@@ -42,9 +41,9 @@ from coordinator.wire import (
     VersionAnswer,
     WaitAnswer,
 )
-from weight_store.errors import FormatError, ObjectNotFound
+from weight_store.errors import FormatError
 from weight_store.head import Head
-from weight_store.keys import RUNS_PREFIX
+from weight_store.opening import check_reachable
 from weight_store.position import Position
 from weight_store.records import sha256_hex
 from weight_store.store import Store
@@ -274,5 +273,4 @@ class Coordinator:
 
     async def ready(self) -> None:
         """Return if the store answers; raises its ``StoreError`` otherwise."""
-        with contextlib.suppress(ObjectNotFound):
-            await self._store.get(f"{RUNS_PREFIX}readiness-probe", max_bytes=1 << 10)
+        await check_reachable(self._store)

@@ -1,0 +1,63 @@
+"""``weightcast coordinator``: run the service that seals versions and announces them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+from coordinator.ambient import Settings
+from coordinator.server import ServerOptions, run
+
+
+@click.command()
+@click.option("--store", "store_url", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others must be asked for.")
+@click.option("--port", default=8470, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free port.")
+@click.option(
+    "--expire-after",
+    "expire_after_s",
+    default=120.0,
+    show_default=True,
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds after which a version without all receipts is given up.",
+)
+@click.option(
+    "--poll",
+    "poll_s",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0.01),
+    help="Seconds between looks at the bucket for what other coordinators did.",
+)
+@click.option(
+    "--ready-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the address here once requests are answered; removed at the end.",
+)
+@click.option("--access-log", is_flag=True, help="Log every request.")
+@click.option("--verbose", is_flag=True, help="Log more.")
+def command(
+    store_url: str,
+    host: str,
+    port: int,
+    expire_after_s: float,
+    poll_s: float,
+    ready_file: Path | None,
+    access_log: bool,
+    verbose: bool,
+) -> None:
+    """Run the service that seals versions and announces them.
+
+    Prints "listening on http://HOST:PORT" once it answers; logs go to stderr. Stop it with Ctrl-C or SIGTERM. Any
+    number of coordinators may serve one bucket. Credentials come from the AWS environment, never from the URL.
+    """
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    for chatty in ("botocore", "aiobotocore", "urllib3", "uvicorn.error", "httpx"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    settings = Settings(expire_after_s=expire_after_s, poll_s=poll_s)
+    options = ServerOptions(store_url, host, port, settings, ready_file, access_log)
+    run(options, lambda url: click.echo(f"listening on {url}"))
