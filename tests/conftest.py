@@ -102,6 +102,8 @@ def _start_ministack(directory: Path, port: int) -> ServerProcess:
             "GATEWAY_PORT": str(port),
             "SERVICES": "s3",
             "LOG_LEVEL": "WARNING",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
         },
         remove_after=[directory],
     )

@@ -1,7 +1,7 @@
 """The one place that retries: a decorator that is a store, and the loop that it shares with multipart uploads.
 
-Only :class:`~weight_store.errors.StoreUnavailable` is retried. After a conditional write its outcome is unknown, so
-a retry that is told "exists already" reads the object back: our own bytes mean that the lost attempt had succeeded.
+Only :class:`~weight_store.errors.StoreUnavailable` is retried. The outcome of a conditional write is then unknown, so
+one that is told "exists already" reads the object back: our own bytes mean that a lost attempt had succeeded.
 """
 
 from __future__ import annotations
@@ -163,18 +163,11 @@ class RetryingStore:
         await self._store.close()
 
     async def _write(self, key: str, data: bytes, write: Callable[[], Awaitable[str]]) -> str:
-        in_doubt = False
-
         async def attempt() -> str:
-            nonlocal in_doubt
             try:
                 return await write()
-            except StoreUnavailable:
-                in_doubt = True
-                raise
             except PreconditionFailed as refusal:
-                if not in_doubt:
-                    raise
+                # Also at the first attempt: aiohttp, proxies and load balancers repeat a PUT without telling.
                 return await self._etag_if_ours(key, data, refusal)
 
         return await self._retrier.call(attempt)

@@ -1,7 +1,8 @@
 """S3 and what speaks its language: aiobotocore for polling and reads, :mod:`~weight_store.s3_upload` for shards.
 
-Classifies, never retries. Bodies are streamed into the caller's buffer in whatever pieces the socket gives:
-``read()`` of a large body costs eight times the throughput.
+Classifies, never retries, although aiohttp sends a request once more when the connection broke: a lost reply may also
+show as "exists already", which the port allows. Bodies are streamed into the caller's buffer in whatever pieces the
+socket gives: ``read()`` of a large body costs eight times the throughput.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
 from weight_store.s3_upload import S3Uploader
 from weight_store.store import Blob, Entry, Upload
+
+# botocore sends bytes as a file, with "Expect: 100-continue" and so a second round trip; a bytearray goes at once.
+# That would copy a large body for nothing, and aiohttp warns of it.
+_ONE_TRIP_BYTES = 2**18
 
 
 class S3Store:
@@ -177,7 +182,8 @@ class S3Store:
             integrity["ContentMD5"] = base64.b64encode(digest).decode()
         with self._translated(key):
             client = await self._connected()
-            answer = await client.put_object(**self._address(key), Body=data, **integrity, **condition)
+            body = bytearray(data) if len(data) <= _ONE_TRIP_BYTES else data
+            answer = await client.put_object(**self._address(key), Body=body, **integrity, **condition)
         return str(answer["ETag"])
 
     @asynccontextmanager

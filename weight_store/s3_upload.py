@@ -231,7 +231,8 @@ class S3Upload:
         )
 
     async def _put(self) -> None:
-        body = bytes(memoryview(self._buffer)[: self._filled])
+        # Not bytes, which botocore would send as a file, after a round trip for "100 Continue".
+        body = self._buffer[: self._filled]
         await self._send(
             lambda client: client.put_object(
                 **self._address,

@@ -105,7 +105,7 @@ class CuttingProxy:
         sending = asyncio.create_task(upwards())
         try:
             while data := await up_reader.read(65536):
-                if allowed is not None:
+                if allowed is not None and not data.startswith(b"HTTP/1.1 100 "):
                     writer.write(data[:allowed])
                     allowed -= min(allowed, len(data))
                     if allowed == 0:

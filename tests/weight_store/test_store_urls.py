@@ -1,0 +1,131 @@
+"""A store URL names one store, or is refused with a sentence that repeats no secret."""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from weight_store.errors import StoreRefused
+from weight_store.opening import check_reachable, open_store, parse_s3_url
+from weight_store.s3_settings import S3Location
+from weight_store.store import PresigningStore
+
+
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return bytes(answer.read())
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("s3://my-bucket", S3Location("my-bucket")),
+        ("s3://my-bucket/", S3Location("my-bucket")),
+        ("s3://my-bucket/a/b/", S3Location("my-bucket", "a/b")),
+        ("s3://my-bucket/a%20b", S3Location("my-bucket", "a b")),
+        (
+            "s3://my-bucket/p?endpoint=http://127.0.0.1:9000/&region=eu-west-1",
+            S3Location("my-bucket", "p", "http://127.0.0.1:9000", "eu-west-1"),
+        ),
+        ("s3://my-bucket?endpoint=https%3A%2F%2Fs3.example", S3Location("my-bucket", "", "https://s3.example")),
+    ],
+)
+def test_an_s3_url_is_read(url: str, location: S3Location) -> None:
+    assert parse_s3_url(url) == location
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("", "neither s3:// nor file://"),
+        ("bucket/prefix", "neither s3:// nor file://"),
+        ("gs://bucket/p", "neither s3:// nor file://"),
+        ("s3://", "not a bucket name"),
+        ("s3:///prefix", "not a bucket name"),
+        ("s3://UPPER", "not a bucket name"),
+        ("s3://a..b", "not a bucket name"),
+        ("s3://bucket:80", "not a bucket name"),
+        ("s3://bucket:x", "cannot be read"),
+        ("s3://[::1", "cannot be read"),
+        ("s3://bucket/../x", "'..' part"),
+        ("s3://bucket/a//b", "empty"),
+        ("s3://bucket/a%00b", "control character"),
+        ("s3://bucket#frag", "fragment"),
+        ("s3://bucket?endpoint=127.0.0.1:9000", "is not an address"),
+        ("s3://bucket?endpoint=ftp://host", "is not an address"),
+        ("s3://bucket?endpoint=http://", "is not an address"),
+        ("s3://bucket?region=a/b", "not a region name"),
+        ("s3://bucket?region=a&region=b", "twice"),
+        ("file://host/path", "file:///absolute/path"),
+        ("file:relative", "file:///absolute/path"),
+        ("file:///a%00b", "NUL"),
+    ],
+)
+def test_a_bad_url_is_refused(url: str, words: str) -> None:
+    with pytest.raises(StoreRefused, match=words):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://KEY:hunter2@bucket/p",
+        "s3://bucket?secret_access_key=hunter2",
+        "s3://bucket?endpoint=http://KEY:hunter2@host",
+    ],
+)
+def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(StoreRefused) as caught:
+        open_store(url)
+    assert "hunter2" not in str(caught.value)
+    assert "credentials" in str(caught.value)
+
+
+async def test_a_file_url_is_a_local_store(tmp_path: Path) -> None:
+    store = open_store((tmp_path / "a b").as_uri())
+    await store.create("x", b"1")
+    assert (tmp_path / "a b" / "x").read_bytes() == b"1"
+    assert not isinstance(store, PresigningStore)
+    await store.close()
+
+
+async def test_stores_with_different_prefixes_do_not_meet(s3_url: Callable[..., str]) -> None:
+    one, two = open_store(s3_url("conformance", "urls/one")), open_store(s3_url("conformance", "urls/one-more"))
+    await one.create("x", b"1")
+    await two.create("x", b"2")
+    assert (await one.get("x", max_bytes=1)).data == b"1"
+    assert [entry.key async for entry in one.list("")] == ["x"]
+    await one.close()
+    await two.close()
+
+
+async def test_the_endpoint_may_come_from_the_environment(
+    s3_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = parse_s3_url(s3_url("conformance", "urls/env"))
+    assert full.endpoint_url is not None
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", full.endpoint_url)
+    store = open_store("s3://conformance/urls/env")
+    await check_reachable(store)
+    await store.create("x", b"1")
+    async with store.upload("y") as upload:
+        await upload.write(b"2")
+        await upload.commit()
+    await store.close()
+
+
+@pytest.mark.parametrize("server", ["seaweed", "ministack"])
+async def test_a_presigned_address_reads_one_object_without_credentials(
+    s3_store_url: Callable[[str], str], server: str
+) -> None:
+    store = open_store(s3_store_url(server))
+    assert isinstance(store, PresigningStore)
+    await store.create("v/x.shard", b"0123456789")
+    url = await store.presign_get("v/x.shard", expires_s=60)
+    await store.close()
+    assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in url
+    assert await asyncio.to_thread(_fetch, url) == b"0123456789"
