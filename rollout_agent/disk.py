@@ -1,0 +1,351 @@
+"""The port through which every effect on the local file system passes, and the real disk behind it.
+
+Crash safety is an argument about the order of these calls, so there is no other way to the disk: a simulated one, which
+forgets what was not synced, can stand in its place. Errors of the operating system leave as
+:class:`~rollout_agent.errors.DiskError`, with the path and what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rollout_agent.errors import DiskError, DiskFailed, DiskFull
+
+_COPY_BYTES = 64 << 20
+_VOLATILE = frozenset({"tmpfs", "ramfs"})
+"""File systems whose content does not survive a reboot."""
+
+
+class Appender(Protocol):
+    """A file that grows at its end."""
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Append all of ``data``."""
+
+    def sync(self) -> None:
+        """Force content and size to stable storage (``fdatasync``)."""
+
+    def close(self) -> None:
+        """Release the file. Calling it twice is allowed."""
+
+
+class Mapped(Protocol):
+    """A whole file in memory, shared with everybody who maps it."""
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        """The bytes of the file; writable if mapped so. Change them only inside :meth:`change`."""
+
+    def change(self, apply: Callable[[], None]) -> None:
+        """Run ``apply``, which stores into :attr:`data`. A crash may leave any part of its stores."""
+
+    def sync(self) -> None:
+        """Force the content to stable storage (``msync`` and ``fsync``)."""
+
+    def close(self) -> None:
+        """Release the file; views that are still in use keep their memory. Calling it twice is allowed."""
+
+
+class Lock(Protocol):
+    """A lock that is held until it is released or its process ends."""
+
+    def release(self) -> None:
+        """Let go. Calling it twice is allowed."""
+
+
+class Disk(Protocol):
+    """A file system. Paths are absolute; names come from :mod:`rollout_agent.places` alone."""
+
+    def boot_id(self) -> str:
+        """Return an id of this boot: files written without a sync may be lost when it changes."""
+
+    def is_volatile(self, path: Path) -> bool:
+        """Whether what lies at ``path`` is gone after a reboot (tmpfs)."""
+
+    def make_dir(self, path: Path) -> None:
+        """Make a directory and its parents, durably; one that exists is left alone."""
+
+    def names(self, path: Path) -> list[str]:
+        """Names in a directory, sorted; empty if there is no such directory."""
+
+    def size(self, path: Path) -> int | None:
+        """Size of a regular file in bytes; None if there is none."""
+
+    def read(self, path: Path, *, max_bytes: int) -> bytes | None:
+        """Content of a file; None if there is none. ``DiskFailed`` if it is larger than ``max_bytes``."""
+
+    def append(self, path: Path) -> Appender:
+        """Start an empty file in place of whatever has that name."""
+
+    def allocate(self, path: Path, size: int) -> None:
+        """Make a file of ``size`` zero bytes with its blocks reserved, so that stores into a map cannot fail."""
+
+    def copy(self, source: Path, target: Path) -> None:
+        """Copy a file's content, sharing blocks where the file system can."""
+
+    def map(self, path: Path, *, writable: bool) -> Mapped:
+        """Map a file that is not empty."""
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Move within one file system, replacing ``target`` atomically; durable after :meth:`sync_dir` of both."""
+
+    def remove(self, path: Path) -> None:
+        """Remove a file; none there is success."""
+
+    def remove_dir(self, path: Path) -> None:
+        """Remove a directory and the files in it; none there is success."""
+
+    def sync_dir(self, path: Path) -> None:
+        """Force names created, moved or removed in a directory to stable storage."""
+
+    def try_lock(self, path: Path, *, shared: bool) -> Lock | None:
+        """Take an advisory lock (``flock``) at once or not at all; the lock's file is made if need be."""
+
+
+def write_file(disk: Disk, path: Path, data: bytes) -> None:
+    """Replace ``path`` atomically and durably: temporary, sync, rename, sync of the directory."""
+    temporary = path.with_name(path.name + ".tmp")
+    file = disk.append(temporary)
+    try:
+        file.write(data)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_dir(path.parent)
+
+
+class LocalDisk:
+    """The machine's own file systems (Linux)."""
+
+    def boot_id(self) -> str:
+        """See :meth:`Disk.boot_id`."""
+        with _translated(Path("/proc/sys/kernel/random/boot_id"), "read"):
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def is_volatile(self, path: Path) -> bool:
+        """See :meth:`Disk.is_volatile`."""
+        with _translated(path, "look at"):
+            return _filesystem(path) in _VOLATILE
+
+    def make_dir(self, path: Path) -> None:
+        """See :meth:`Disk.make_dir`."""
+        with _translated(path, "make"):
+            missing = [p for p in (path, *path.parents) if not p.is_dir()]
+            for directory in reversed(missing):
+                directory.mkdir(exist_ok=True)
+                self.sync_dir(directory.parent)
+
+    def names(self, path: Path) -> list[str]:
+        """See :meth:`Disk.names`."""
+        with _translated(path, "list"):
+            try:
+                return sorted(os.listdir(path))
+            except FileNotFoundError:
+                return []
+
+    def size(self, path: Path) -> int | None:
+        """See :meth:`Disk.size`."""
+        with _translated(path, "look at"):
+            return path.stat().st_size if path.is_file() else None
+
+    def read(self, path: Path, *, max_bytes: int) -> bytes | None:
+        """See :meth:`Disk.read`."""
+        with _translated(path, "read"):
+            try:
+                with path.open("rb") as file:
+                    data = file.read(max_bytes + 1)
+            except FileNotFoundError:
+                return None
+        if len(data) > max_bytes:
+            raise DiskFailed(f"{path} has more than {max_bytes} bytes, which no file of its kind has: remove it")
+        return data
+
+    def append(self, path: Path) -> Appender:
+        """See :meth:`Disk.append`."""
+        with _translated(path, "make"):
+            path.unlink(missing_ok=True)
+            return _File(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+    def allocate(self, path: Path, size: int) -> None:
+        """See :meth:`Disk.allocate`."""
+        with _translated(path, "make"):
+            path.unlink(missing_ok=True)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            try:
+                if size:
+                    os.posix_fallocate(file, 0, size)
+            finally:
+                os.close(file)
+
+    def copy(self, source: Path, target: Path) -> None:
+        """See :meth:`Disk.copy`."""
+        with _translated(target, "copy to"), source.open("rb") as old:
+            target.unlink(missing_ok=True)
+            with target.open("xb") as new:
+                left = os.fstat(old.fileno()).st_size
+                while left > 0:
+                    done = os.copy_file_range(old.fileno(), new.fileno(), min(left, _COPY_BYTES))
+                    if done == 0:
+                        raise DiskFailed(f"{source} shrank while it was copied: something else writes there")
+                    left -= done
+
+    def map(self, path: Path, *, writable: bool) -> Mapped:
+        """See :meth:`Disk.map`."""
+        with _translated(path, "map"):
+            return _Map(path, writable)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See :meth:`Disk.rename`."""
+        with _translated(source, "rename"):
+            source.replace(target)
+
+    def remove(self, path: Path) -> None:
+        """See :meth:`Disk.remove`."""
+        with _translated(path, "remove"):
+            path.unlink(missing_ok=True)
+
+    def remove_dir(self, path: Path) -> None:
+        """See :meth:`Disk.remove_dir`."""
+        with _translated(path, "remove"), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+    def sync_dir(self, path: Path) -> None:
+        """See :meth:`Disk.sync_dir`."""
+        with _translated(path, "sync"):
+            directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def try_lock(self, path: Path, *, shared: bool) -> Lock | None:
+        """See :meth:`Disk.try_lock`."""
+        with _translated(path, "lock"):
+            file = _open_lock(path)
+            try:
+                fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                return None
+            except OSError:
+                os.close(file)
+                raise
+            return _Flock(file)
+
+
+class _Flock:
+    def __init__(self, file: int) -> None:
+        self._file: int | None = file
+
+    def release(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+
+class _File:
+    def __init__(self, path: Path, file: int) -> None:
+        self._path = path
+        self._file: int | None = file
+
+    def write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data).cast("B")
+        with _translated(self._path, "write"):
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+
+    def sync(self) -> None:
+        with _translated(self._path, "sync"):
+            os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    @property
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise DiskFailed(f"{self._path} is closed")
+        return self._file
+
+
+class _Map:
+    def __init__(self, path: Path, writable: bool) -> None:
+        self._path = path
+        self._file = path.open("r+b" if writable else "rb")
+        try:
+            self._map = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            self._file.close()
+            raise DiskFailed(f"cannot map {path}: {error}") from None
+        self._data: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return self._data
+
+    def change(self, apply: Callable[[], None]) -> None:
+        apply()
+
+    def sync(self) -> None:
+        with _translated(self._path, "sync"):
+            self._map.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._data = np.empty(0, np.uint8)
+        # A view handed out keeps the map alive; the memory goes when the last view does.
+        with contextlib.suppress(BufferError):
+            self._map.close()
+        self._file.close()
+
+
+def _open_lock(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:
+        # An engine that may only read the directory can still take a shared lock on what the agent made.
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _filesystem(path: Path) -> str:
+    """Type of the file system that ``path`` is or would be on; empty where that cannot be found out."""
+    existing = os.path.realpath(next(p for p in (path, *path.parents) if p.exists()))
+    best, kind = "", ""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            point, found = line.split()[1:3]
+            point = point.replace("\\040", " ")
+            inside = existing == point or existing.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, found
+    return kind
+
+
+@contextmanager
+def _translated(path: Path, doing: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise _classify(error, path, doing) from error
+
+
+def _classify(error: OSError, path: Path, doing: str) -> DiskError:
+    what = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return DiskFull(f"cannot {doing} {path}: {what}; free space or raise the limit there; nothing was half applied")
+    return DiskFailed(f"cannot {doing} {path}: {what}; check the disk and the permissions of the directory")

@@ -1,0 +1,143 @@
+"""Telling an engine that a version is staged, and learning whether it serves it.
+
+An :class:`Engine` is called after the gate has been opened again, and the agent changes nothing until it answers; so an
+engine may load straight from the directory while it is being called, and at any other time through the gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from rollout_agent.errors import EngineRefused
+
+_TAIL_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A version that is verified on this host."""
+
+    run: str
+    version: int
+    step: int
+    path: Path
+
+
+class Engine(Protocol):
+    """Whatever serves the weights."""
+
+    async def load(self, staged: Staged) -> None:
+        """Return once the engine serves ``staged``; raise ``EngineRefused`` if it does not."""
+
+
+class CommandEngine:
+    """Runs a command for each version; exit status 0 confirms.
+
+    ``{version}``, ``{path}``, ``{step}`` and ``{run}`` in it are filled in. The command is split as a shell would
+    split it, but no shell runs it.
+    """
+
+    def __init__(self, command: str, *, timeout_s: float = 600) -> None:
+        try:
+            self._argv = shlex.split(command)
+        except ValueError as error:
+            raise EngineRefused(f"the command {command!r} cannot be split into words: {error}") from None
+        if not self._argv:
+            raise EngineRefused("the command for new versions is empty")
+        self._timeout_s = timeout_s
+
+    async def load(self, staged: Staged) -> None:
+        """See :meth:`Engine.load`."""
+        values = {"version": staged.version, "step": staged.step, "path": staged.path, "run": staged.run}
+        argv = [_fill(word, values) for word in self._argv]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineRefused(f"{argv[0]} could not be started: {error.strerror}") from None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                output = await _drain(process)
+                status = await process.wait()
+        except TimeoutError:
+            raise EngineRefused(f"{argv[0]} did not end within {self._timeout_s:g} s") from None
+        finally:
+            await _end(process)
+        if status != 0:
+            tail = output.decode("utf-8", "replace").strip()
+            raise EngineRefused(f"{argv[0]} ended with status {status} for version {staged.version}: {tail}")
+
+
+class NotifyEngine:
+    """POSTs ``{run, version, path, step}`` to a URL for each version; any 2xx confirms."""
+
+    def __init__(self, url: str, *, timeout_s: float = 600, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self._url = url
+        self._client = httpx.AsyncClient(timeout=timeout_s, transport=transport)
+
+    async def load(self, staged: Staged) -> None:
+        """See :meth:`Engine.load`."""
+        body = {"run": staged.run, "version": staged.version, "path": str(staged.path), "step": staged.step}
+        try:
+            answer = await self._client.post(self._url, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EngineRefused(f"{self._where} does not answer: {type(error).__name__}") from None
+        if not answer.is_success:
+            raise EngineRefused(f"{self._where} answered {answer.status_code} to version {staged.version}")
+
+    @property
+    def _where(self) -> str:
+        # Never the query or the user part: they may carry a token.
+        with contextlib.suppress(httpx.InvalidURL):
+            url = httpx.URL(self._url)
+            return f"{url.scheme}://{url.netloc.decode().rpartition('@')[2]}{url.path}"
+        return "the address to notify"
+
+
+class Engines:
+    """Several engines told one after the other; all must confirm."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self._engines = tuple(engines)
+
+    async def load(self, staged: Staged) -> None:
+        """See :meth:`Engine.load`."""
+        for engine in self._engines:
+            await engine.load(staged)
+
+
+def _fill(word: str, values: dict[str, object]) -> str:
+    # Not str.format: other braces (JSON) in the command stay as they are.
+    for name, value in values.items():
+        word = word.replace(f"{{{name}}}", str(value))
+    return word
+
+
+async def _drain(process: asyncio.subprocess.Process) -> bytes:
+    """Read all output, keep its end."""
+    tail = b""
+    while process.stdout is not None and (data := await process.stdout.read(1 << 16)):
+        tail = (tail + data)[-_TAIL_BYTES:]
+    return tail
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Leave nothing of the command behind, whichever way it ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()

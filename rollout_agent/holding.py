@@ -1,0 +1,397 @@
+"""The weights at hand: one model directory, always at a whole version, at the next one, or known to be at none.
+
+Owns every local effect and its order; knows nothing of the network. Calls block and come from one thread at a time.
+
+========================================  =====================================================================
+found at start                            done
+========================================  =====================================================================
+a log without a valid commit              dropped: the old version
+committed logs, weights in any mixture    all logs since the checkpoint replayed in order, then verified
+files complete but not in place           put in place
+weights gone with a reboot                copied from the checkpoint, then as above
+a digest still wrong                      named in :attr:`Holding.damage`; hidden from engines until repaired
+========================================  =====================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Executor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout_agent import gate, installing, presence
+from rollout_agent.changelog import LogHead, LogWriter, changes, scan
+from rollout_agent.disk import Disk, Lock
+from rollout_agent.errors import AgentRunning, DamagedFiles, DiskFailed, ForeignFiles, WrongRun
+from rollout_agent.filetable import FileTable
+from rollout_agent.places import HIDDEN, Places, checkpoint_name
+from rollout_agent.state import Owner, State, Version, kept_names, load, save, table_of
+from rollout_agent.statedir import Held, StateDir, held_after, held_by
+from rollout_agent.weights import Weights, digests, misfits
+from weight_store.layout import Group, Layout
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A group whose bytes are not what its digest says."""
+
+    group: Group
+    expected: bytes
+    found: bytes
+
+    def __str__(self) -> str:
+        first, last = self.group.pieces[0], self.group.pieces[-1]
+        return (
+            f"group {self.group.index} ({first.tensor.name} {first.box} to {last.tensor.name} {last.box}) has digest "
+            f"{self.found.hex()}, expected {self.expected.hex()}"
+        )
+
+
+class Holding:
+    """One model directory and its state directory, kept by this process alone, for the run named ``run``."""
+
+    def __init__(self, disk: Disk, places: Places, pool: Executor, run: str) -> None:
+        self.disk = disk
+        self.places = places
+        self.pool = pool
+        self.run = run
+        self.run_id: str | None = None
+        self.copies = disk.is_volatile(places.model) and not disk.is_volatile(places.state)
+        """Whether what survives a reboot is a copy of the weights, not the weights themselves."""
+        self.held: Held | None = None
+        self.weights: Weights | None = None
+        self.damage: tuple[Damage, ...] = ()
+        self.suspect = False
+        """Set when a sync failed: the files are written anew before anything else is built on them."""
+        self.unsettled = True
+        """Set while a step that cannot be left half-way is under way: :meth:`recover` comes before anything else."""
+        self.logs: list[Path] = []
+        self.log_bytes = 0
+        self.files: State | None = None
+        """The record of the files that the logs lead on from."""
+        self.records = StateDir(disk, places)
+        self.cancelled = threading.Event()
+        self._lock: Lock | None = None
+
+    # ---- opening
+
+    def open(self) -> None:
+        """Take the directory. Raises ``AgentRunning``, ``WrongRun`` or ``ForeignFiles``, having changed nothing."""
+        known: list[tuple[Path, Owner | State]] = []
+        owner = load(self.disk, self.places.owner, Owner)
+        if owner is not None:
+            known.append((self.places.owner, owner))
+        for path in (self.places.pending, self.places.checkpoint):
+            state = load(self.disk, path, State)
+            if state is not None:
+                known.append((path, state))
+        for path, record in known:
+            if record.run != self.run:
+                raise WrongRun(
+                    f"{path.parent} belongs to run {record.run!r}, not {self.run!r}; give each run its own directory"
+                )
+        ids = {record.run_id for _, record in known}
+        if len(ids) > 1:
+            raise WrongRun(
+                f"{self.places.model} and {self.places.state} belong to different runs named {self.run!r}; "
+                "remove the state directory of the older one"
+            )
+        if owner is None:
+            self._refuse_foreign()
+        for directory in (self.places.hidden, self.places.new, self.places.state):
+            self.disk.make_dir(directory)
+        for path in (self.places.layout("x"), self.places.asset("x")):
+            self.disk.make_dir(path.parent)
+        self._lock = self.disk.try_lock(self.places.agent_lock, shared=False)
+        if self._lock is None:
+            raise AgentRunning(f"another agent keeps {self.places.state}; stop it first or use other directories")
+        self.run_id = next(iter(ids), None)
+
+    def claim(self, run_id: str) -> None:
+        """Make the directory belong to this run for good; ``WrongRun`` if it belongs to another of the same name."""
+        if self.run_id is not None and self.run_id != run_id:
+            raise WrongRun(
+                f"{self.places.model} holds run {self.run!r} with id {self.run_id}, the bucket now has {run_id} "
+                "under that name; use an empty directory for the new one"
+            )
+        if load(self.disk, self.places.owner, Owner) is None:
+            save(self.disk, self.places.owner, Owner(run=self.run, run_id=run_id))
+        self.run_id = run_id
+
+    def _refuse_foreign(self) -> None:
+        names = self.disk.names(self.places.model)
+        found = [name for name in names if name in HIDDEN or name.endswith((".safetensors", ".bin", ".pt"))]
+        if found:
+            raise ForeignFiles(
+                f"{self.places.model} holds {found[0]}, which no agent wrote; choose an empty directory for --model-dir"
+            )
+
+    def close(self) -> None:
+        """Release everything. Calling it twice is allowed."""
+        self.cancelled.set()
+        self._forget()
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def exclusive(self) -> AbstractContextManager[None]:
+        """Wait for engines to finish loading and keep them out."""
+        return gate.exclusive(self.disk, self.places, self.cancelled)
+
+    # ---- recovery
+
+    def recover(self) -> None:
+        """Bring the directory to the newest version that was decided here, by the table above."""
+        self._recover()
+        self.unsettled = False
+
+    def _recover(self) -> None:
+        self._forget()
+        state = self._newest_files()
+        layout = self.records.layout(state.version.layout) if state else None
+        if state is None or layout is None:
+            self._stay_hidden()
+            return
+        self.files = state
+        table = self._table(state, layout)
+        held, logs = self.records.replayable(state, layout)
+        self._restore(state, table)
+        if misfits(self.disk, self.places.model, table):
+            self._stay_hidden()
+            return
+        self.held, self.logs = held, logs
+        self.log_bytes = sum(self.disk.size(path) or 0 for path in logs)
+        self.weights = Weights(self.disk, self.places.model, table)
+        if not self.whole:
+            with self.exclusive():
+                presence.hide(self.disk, self.places)
+                for path in logs:
+                    self._scatter(path, self.weights)
+        self.verify()
+
+    def verify(self) -> None:
+        """Hash every kept group; hide the directory while one differs, show it otherwise."""
+        held, weights = self._both()
+        found = digests(weights, held.groups, self.pool)
+        pairs = zip(found, held.digests, strict=True)
+        self.damage = tuple(Damage(group, want, got) for (group, got), want in pairs if want != got)
+        for item in self.damage[:20]:
+            _LOG.error("%s is damaged: %s", self.places.model, item)
+        if self.damage or presence.missing_assets(self.disk, self.places, held.version.assets):
+            self._stay_hidden()
+        elif not self.whole or presence.misplaced(self.disk, self.places, held.version, weights.table.index):
+            with self.exclusive():
+                presence.hide(self.disk, self.places)
+                self.show()
+        self.unsettled = False
+
+    def hide(self) -> None:
+        """Keep engines away until :meth:`verify` has found nothing wrong, while groups are changed in place."""
+        self.unsettled = True
+        with self.exclusive():
+            presence.hide(self.disk, self.places)
+
+    def show(self) -> None:
+        """Let engines see the version held. Call it under :meth:`exclusive`."""
+        held, weights = self._both()
+        presence.show(self.disk, self.places, held.version, weights.table.index, run=self.run, run_id=str(self.run_id))
+
+    @property
+    def whole(self) -> bool:
+        """Whether engines can see the version held."""
+        mark = gate.holds(self.disk, self.places)
+        return mark is not None and self.held is not None and mark.position == self.held.position
+
+    def _newest_files(self) -> State | None:
+        """The record of the newest complete files, put in place if they were not."""
+        pending = load(self.disk, self.places.pending, State)
+        layout = self.records.layout(pending.version.layout) if pending else None
+        if pending is not None:
+            if layout is not None and self._finish_install(self._table(pending, layout)):
+                return pending
+            # A reboot took them, before they were copied to where they would have lasted.
+            self.disk.remove(self.places.pending)
+            self.disk.sync_dir(self.places.state)
+        return load(self.disk, self.places.checkpoint, State)
+
+    def _restore(self, state: State, table: FileTable) -> None:
+        """Copy the checkpoint into a model directory that lost its files; the logs are replayed over it."""
+        source = self.places.state / state.checkpoint
+        if not state.checkpoint or not misfits(self.disk, self.places.model, table):
+            return
+        if not misfits(self.disk, source, table):
+            _LOG.info("restoring the weights of version %d from %s", state.version.position.version, source)
+            with self.exclusive():
+                installing.copy_in(self.disk, self.places, source, table)
+
+    def _stay_hidden(self) -> None:
+        if any(self.disk.size(path) is not None for path in (self.places.whole, *self._visible())):
+            with self.exclusive():
+                presence.hide(self.disk, self.places)
+
+    def _visible(self) -> list[Path]:
+        return [self.places.model / name for name in HIDDEN]
+
+    def _forget(self) -> None:
+        if self.weights is not None:
+            self.weights.close()
+        self.weights = self.held = self.files = None
+        self.damage, self.logs, self.log_bytes = (), [], 0
+
+    # ---- one step by a log
+
+    def begin_log(self, to: Version) -> LogWriter:
+        """Start the log of the step from the version held to ``to``; its layout and assets must be kept already."""
+        held, _ = self._both()
+        head = LogHead(run_id=str(self.run_id), base=held.position, to=to)
+        return LogWriter(self.disk, self.places.log(to.position.version), head)
+
+    def finish_log(self, writer: LogWriter, to: Version, layout: Layout, table: Mapping[int, bytes]) -> None:
+        """Commit a complete log, then carry it out: from the commit on the version is ``to``, crash or not.
+
+        ``table``: digest of each kept group. After an error :attr:`unsettled` is set.
+        """
+        held, weights = self._both()
+        after = held_after(self._record(), to, layout, table)
+        if after is None:
+            raise DamagedFiles(f"the log to version {to.position.version} lacks a group that is kept")
+        self.unsettled = True
+        writer.commit()
+        path = self.places.log(to.position.version)
+        with self.exclusive():
+            presence.hide(self.disk, self.places)
+            self._scatter(path, weights)
+            presence.remove_assets(self.disk, self.places, held.version, to)
+            self.held = after
+            self.show()
+        self.logs.append(path)
+        self.log_bytes += writer.nbytes
+        self.unsettled = False
+
+    def _scatter(self, path: Path, weights: Weights) -> None:
+        """Store what a log says. Any prefix of these stores, in any order, is made good by doing it again."""
+        mapped = self.disk.map(path, writable=False)
+        try:
+            log = scan(mapped.data)
+            layout = self.records.layout(log.head.to.layout) if log else None
+            if log is None or layout is None:
+                raise DiskFailed(f"{path} is no longer the log that was committed: the disk lost or changed it")
+            found = changes(mapped.data, log)
+            jobs = [self.pool.submit(weights.apply, layout.groups[index], change) for index, change in found]
+            wait(jobs)
+            for job in jobs:
+                job.result()
+        finally:
+            mapped.close()
+
+    # ---- new files
+
+    def install(self, state: State, layout: Layout) -> None:
+        """Commit the synced files in ``new/`` and put them in place of the ones held.
+
+        After an error :attr:`unsettled` is set.
+        """
+        before = self.held
+        self.unsettled = True
+        self.disk.sync_dir(self.places.new)
+        save(self.disk, self.places.pending, state)
+        self._forget()
+        table = self._table(state, layout)
+        if not self._finish_install(table):
+            raise DiskFailed(f"the new files in {self.places.new} vanished while they were put in place")
+        self.files, self.held = state, held_by(state, layout)
+        self.weights = Weights(self.disk, self.places.model, table)
+        with self.exclusive():
+            presence.hide(self.disk, self.places)
+            if before is not None:
+                presence.remove_assets(self.disk, self.places, before.version, state.version)
+            self.show()
+        self.suspect = False
+        if not self.copies:
+            self.disk.rename(self.places.pending, self.places.checkpoint)
+            self.disk.sync_dir(self.places.state)
+            self.records.drop_older(state)
+        self.unsettled = False
+
+    def _finish_install(self, table: FileTable) -> bool:
+        """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there."""
+        if not installing.all_there(self.disk, self.places, table):
+            return False
+        if installing.unfinished(self.disk, self.places, table):
+            with self.exclusive():
+                installing.move_in(self.disk, self.places, table)
+        return True
+
+    # ---- checkpoint
+
+    def checkpoint(self) -> None:
+        """Make the version held the one that survives without logs, then remove the logs.
+
+        After a failed sync :attr:`suspect` is set, and checkpoint and logs are as they were.
+        """
+        held, weights = self._both()
+        unsaved = self.logs or self.disk.size(self.places.pending) is not None
+        if not unsaved or self.damage or self.suspect or not self.whole:
+            return
+        directory = ""
+        try:
+            if self.copies:
+                directory = self._copy(held, weights)
+            else:
+                weights.sync()
+        except DiskFailed:
+            if self.copies:
+                self.files = self._record().model_copy(update={"checkpoint": ""})  # make another copy next time
+            else:
+                self.suspect = True
+            raise
+        state = self._record().model_copy(
+            update={"version": held.version, "digests": b"".join(held.digests).hex(), "checkpoint": directory}
+        )
+        save(self.disk, self.places.checkpoint, state)
+        self.files = state
+        self.logs, self.log_bytes = [], 0
+        self.records.drop_older(state)
+
+    def _copy(self, held: Held, weights: Weights) -> str:
+        """Bring the copy to the version held: by the logs if there is one, else by copying. Returns its directory."""
+        files = self._record()
+        if files.checkpoint and self.disk.size(self.places.pending) is None:
+            copy = Weights(self.disk, self.places.state / files.checkpoint, weights.table)
+            try:
+                for path in self.logs:
+                    self._scatter(path, copy)
+                copy.sync()
+            finally:
+                copy.close()
+            return files.checkpoint
+        directory = self.places.state / checkpoint_name(held.position.version)
+        self.disk.make_dir(directory)
+        for file in weights.table.files:
+            self.disk.copy(self.places.model / file.name, directory / file.name)
+            mapped = self.disk.map(directory / file.name, writable=True)
+            try:
+                mapped.sync()
+            finally:
+                mapped.close()
+        self.disk.sync_dir(directory)
+        return directory.name
+
+    def _table(self, state: State, layout: Layout) -> FileTable:
+        return table_of(layout, kept_names(state, layout), state.file_bytes)
+
+    def _record(self) -> State:
+        if self.files is None:
+            raise DamagedFiles(f"{self.places.state} has no record of what {self.places.model} holds")
+        return self.files
+
+    def _both(self) -> tuple[Held, Weights]:
+        if self.held is None or self.weights is None:
+            raise DamagedFiles(f"{self.places.model} holds no version")
+        return self.held, self.weights

@@ -1,0 +1,50 @@
+"""Putting complete files in place of others. Every call is restartable, and made under the exclusive gate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rollout_agent import presence
+from rollout_agent.disk import Disk
+from rollout_agent.filetable import FileTable
+from rollout_agent.places import Places, is_weights_name
+
+
+def all_there(disk: Disk, places: Places, table: FileTable) -> bool:
+    """Whether each file of ``table`` is, complete, in ``new/`` or already in place."""
+    waiting = set(disk.names(places.new))
+    return all(
+        disk.size((places.new if file.name in waiting else places.model) / file.name) == file.size
+        for file in table.files
+    )
+
+
+def unfinished(disk: Disk, places: Places, table: FileTable) -> bool:
+    """Whether a file still has to be moved or removed."""
+    names = {file.name for file in table.files}
+    return not names.isdisjoint(disk.names(places.new)) or bool(_stale(disk, places, names))
+
+
+def move_in(disk: Disk, places: Places, table: FileTable) -> None:
+    """Move what is still in ``new/`` into place and remove weight files of an earlier table; durable."""
+    presence.hide(disk, places)
+    names = {file.name for file in table.files}
+    for name in sorted(names.intersection(disk.names(places.new))):
+        disk.rename(places.new / name, places.model / name)
+    for name in _stale(disk, places, names):
+        disk.remove(places.model / name)
+    disk.sync_dir(places.model)
+    disk.sync_dir(places.new)
+
+
+def copy_in(disk: Disk, places: Places, source: Path, table: FileTable) -> None:
+    """Copy the files of a checkpoint into place."""
+    presence.hide(disk, places)
+    for file in table.files:
+        disk.copy(source / file.name, places.new / file.name)
+        disk.rename(places.new / file.name, places.model / file.name)
+
+
+def _stale(disk: Disk, places: Places, names: Iterable[str]) -> list[str]:
+    return [name for name in disk.names(places.model) if is_weights_name(name) and name not in set(names)]

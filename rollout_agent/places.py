@@ -1,0 +1,140 @@
+"""Where everything lies on the local disk. Names come from numbers and digests, never from the bucket's tensor names.
+
+::
+
+    <model dir>/
+        model-00001-of-00002.safetensors ...   working weights
+        model.safetensors.index.json           there only while the weights are whole
+        config.json, tokenizer files           assets of the run
+        .weightcast/
+            owner.json      run that the directory belongs to
+            whole.json      which version the directory holds, and in which boot; there only while it is whole
+            gate.lock       flock: shared while an engine loads, exclusive while weights change
+            gate.turn       flock: a waiting agent holds it, so that readers cannot starve it
+            hidden/         index and config.json while weights change
+            new/            files of a version that is not committed yet
+    <state dir>/            by default <model dir>/.weightcast/state
+        agent.lock          flock: one agent a directory
+        state.json          the checkpoint: from here logs are replayed
+        pending.json        files of this version are complete; it supersedes the checkpoint
+        change-<version>.log
+        layouts/<sha256>, assets/<sha256>
+        checkpoint-<version>/   copy of the weights, if the model directory does not survive a reboot
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+INDEX = "model.safetensors.index.json"
+CONFIG = "config.json"
+HIDDEN = (INDEX, CONFIG)
+"""An engine finds a model by these two; they are away while the weights are between two versions."""
+
+_LOG = re.compile(r"change-(\d{12})\.log")
+_WEIGHTS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
+_CHECKPOINT = re.compile(r"checkpoint-\d{12}")
+
+
+def weights_name(number: int, total: int) -> str:
+    """Name of the ``number``-th (from 1) of ``total`` weight files."""
+    return f"model-{number:05d}-of-{total:05d}.safetensors"
+
+
+def is_weights_name(name: str) -> bool:
+    """Whether an agent may have given a file this name."""
+    return _WEIGHTS.fullmatch(name) is not None
+
+
+def log_version(name: str) -> int | None:
+    """Version that the log of this name leads to; None if it is no log."""
+    match = _LOG.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def checkpoint_name(version: int) -> str:
+    """Name of the directory that a copy of the weights starts to be made in at ``version``."""
+    return f"checkpoint-{version:012d}"
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether this is the name of a checkpoint's directory."""
+    return _CHECKPOINT.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The paths of one agent; both directories absolute."""
+
+    model: Path
+    state: Path
+
+    @classmethod
+    def of(cls, model_dir: Path, state_dir: Path | None = None) -> Places:
+        """Places for a model directory and, if given, a state directory elsewhere (on a disk that lasts)."""
+        model = model_dir.absolute()
+        return cls(model, state_dir.absolute() if state_dir else model / ".weightcast" / "state")
+
+    @property
+    def private(self) -> Path:
+        """What engines do not look at."""
+        return self.model / ".weightcast"
+
+    @property
+    def owner(self) -> Path:
+        """The run that the directory belongs to."""
+        return self.private / "owner.json"
+
+    @property
+    def whole(self) -> Path:
+        """The mark that the directory is whole."""
+        return self.private / "whole.json"
+
+    @property
+    def gate_lock(self) -> Path:
+        """Lock between engines and the agent."""
+        return self.private / "gate.lock"
+
+    @property
+    def gate_turn(self) -> Path:
+        """Lock that gives a waiting agent its turn."""
+        return self.private / "gate.turn"
+
+    @property
+    def hidden(self) -> Path:
+        """Where index and config are while weights change."""
+        return self.private / "hidden"
+
+    @property
+    def new(self) -> Path:
+        """Files in the making; on the model directory's file system."""
+        return self.private / "new"
+
+    @property
+    def agent_lock(self) -> Path:
+        """Lock of the one agent."""
+        return self.state / "agent.lock"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state record."""
+        return self.state / "state.json"
+
+    @property
+    def pending(self) -> Path:
+        """The state record of installed files that are not checkpointed."""
+        return self.state / "pending.json"
+
+    def log(self, version: int) -> Path:
+        """The log that leads to ``version``."""
+        return self.state / f"change-{version:012d}.log"
+
+    def layout(self, sha256: str) -> Path:
+        """A layout kept for replay."""
+        return self.state / "layouts" / sha256
+
+    def asset(self, sha256: str) -> Path:
+        """An asset kept for restoring it."""
+        return self.state / "assets" / sha256

@@ -1,0 +1,229 @@
+"""A replica: one model directory brought, version by version, to where a run's head is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from rollout_agent.disk import Disk, LocalDisk
+from rollout_agent.errors import DamagedFiles, DamagedObject, NotWhole, Rewind
+from rollout_agent.filetable import FILE_BYTES
+from rollout_agent.holding import Damage, Holding
+from rollout_agent.places import Places
+from rollout_agent.source import Source
+from rollout_agent.statedir import Held
+from rollout_agent.updating import Updater
+from rollout_agent.views import open_views
+from weight_store.errors import DigestMismatch, ObjectNotFound
+from weight_store.head import Head
+from weight_store.opening import open_store
+from weight_store.position import GENESIS, Position
+from weight_store.store import Store
+
+if TYPE_CHECKING:
+    import torch
+
+_LOG = logging.getLogger(__name__)
+
+CHECKPOINT_LOGS = 16
+CHECKPOINT_SHARE = 0.25
+"""A checkpoint is due after so many logs, or logs of this part of the model."""
+_REPLANS = 3
+"""A version may be collected while it is being read; a fresh head leads past it."""
+
+
+class Replica:
+    """One model directory kept on the versions of one run. Made by :meth:`open`; one at a time for a directory.
+
+    The directory is whole at a version, or hidden from engines, at every moment (see :mod:`rollout_agent.gate`).
+    """
+
+    def __init__(self, holding: Holding, updater: Updater, source: Source, pool: ThreadPoolExecutor) -> None:
+        self._holding = holding
+        self._updater = updater
+        self._source = source
+        self._pool = pool
+        self._busy = asyncio.Lock()
+        self._owned_store: Store | None = None
+
+    @classmethod
+    async def open(
+        cls,
+        *,
+        run: str,
+        model_dir: str | os.PathLike[str],
+        store: Store | str,
+        state_dir: str | os.PathLike[str] | None = None,
+        include: Sequence[str] = (),
+        file_bytes: int = FILE_BYTES,
+        disk: Disk | None = None,
+        threads: int | None = None,
+    ) -> Self:
+        """Take ``model_dir`` for ``run`` and bring it to the last version decided there, which needs no store.
+
+        ``state_dir``: where logs and checkpoint lie, on a disk, if ``model_dir`` is in memory. ``include``: patterns
+        of the tensors to keep (all if empty). Raises ``WrongRun``, ``ForeignFiles``, ``AgentRunning``, ``DiskError``.
+        """
+        pool = ThreadPoolExecutor(threads or os.cpu_count() or 1, thread_name_prefix="weightcast")
+        opened = open_store(store) if isinstance(store, str) else store
+        places = Places.of(Path(model_dir), Path(state_dir) if state_dir is not None else None)
+        source = Source(opened, run)
+        holding = Holding(disk or LocalDisk(), places, pool, run)
+        updater = Updater(holding, source, pool, include=include, file_bytes=file_bytes)
+        replica = cls(holding, updater, source, pool)
+        if isinstance(store, str):
+            replica._owned_store = opened
+        try:
+            await asyncio.to_thread(holding.open)
+            await replica._recover()
+        except BaseException:
+            await replica.close()
+            raise
+        return replica
+
+    # ---- what it holds
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, once known."""
+        return self._holding.run_id
+
+    @property
+    def position(self) -> Position | None:
+        """The version that engines can see; None while there is none."""
+        return self._holding.held.position if self._holding.held is not None and self._holding.whole else None
+
+    @property
+    def step(self) -> int | None:
+        """The trainer's label of that version."""
+        held = self._holding.held
+        return held.version.step if held is not None and self._holding.whole else None
+
+    @property
+    def model_dir(self) -> Path:
+        """The directory with the weights."""
+        return self._holding.places.model
+
+    @property
+    def damage(self) -> tuple[Damage, ...]:
+        """Groups whose bytes are not what they should be; empty once repaired."""
+        return self._holding.damage
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Payload bytes fetched so far."""
+        return self._updater.fetcher.fetched_bytes
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Every kept tensor, and every tied name, as a view of the files. ``NotWhole`` while there is no version.
+
+        A later :meth:`catch_up` shows through the views or leaves them at the old version: ask again after it, and do
+        not compute with them while it runs.
+        """
+        weights = self._holding.weights
+        if self.position is None or weights is None:
+            raise NotWhole(f"{self.model_dir} holds no whole version yet")
+        return open_views(self.model_dir, weights.table)
+
+    # ---- following
+
+    async def catch_up(self) -> Position | None:
+        """Bring the directory to the run's head; return its position (None: nothing has been published).
+
+        Whatever is raised, the directory is at a whole version or hidden, and the next call goes on from there:
+        ``StoreError`` and ``ObjectNotFound`` (no such run yet), ``FormatError`` and ``DamagedObject`` (the bucket is
+        damaged), ``DiskError``, ``WrongRun``, ``Rewind``.
+        """
+        async with self._busy:
+            if self._holding.unsettled:
+                await self._recover()
+            for attempt in range(_REPLANS):
+                head = await self._source.head()
+                await asyncio.to_thread(self._holding.claim, head.run_id)
+                self._source.run_id = head.run_id
+                if head.position == GENESIS and self._holding.held is None:
+                    return None
+                try:
+                    await self._follow(head)
+                except ObjectNotFound:
+                    if attempt == _REPLANS - 1:
+                        raise
+                    _LOG.info("an object of version %s is gone; reading the head again", head.position)
+                else:
+                    return self.position
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def repair(self) -> None:
+        """Hash everything held and refetch what differs. Raises what :meth:`catch_up` raises."""
+        async with self._busy:
+            if self._holding.unsettled:
+                await self._recover()
+            await asyncio.to_thread(self._holding.verify)
+            await self._mend()
+
+    async def checkpoint(self, *, force: bool = False) -> None:
+        """Make the version held survive a reboot without its logs, if that is due (or ``force``)."""
+        async with self._busy:
+            holding = self._holding
+            if holding.held is None or holding.weights is None or self._holding.unsettled:
+                return
+            share = holding.log_bytes / max(1, holding.weights.table.nbytes)
+            uncopied = holding.copies and holding.files is not None and not holding.files.checkpoint
+            if force or uncopied or len(holding.logs) >= CHECKPOINT_LOGS or share >= CHECKPOINT_SHARE:
+                await asyncio.to_thread(holding.checkpoint)
+
+    async def close(self) -> None:
+        """Stop and let go of the directory. Calling it twice is allowed."""
+        await asyncio.to_thread(self._holding.close)
+        self._pool.shutdown(wait=True)
+        store, self._owned_store = self._owned_store, None
+        if store is not None:
+            await store.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _recover(self) -> None:
+        await asyncio.to_thread(self._holding.recover)
+
+    async def _follow(self, head: Head) -> None:
+        held = self._holding.held
+        _check_not_back(held, head)
+        try:
+            await self._mend()
+            await self._updater.advance(head.position)
+        except (DamagedObject, DigestMismatch):
+            # Either side may be wrong: an altered shard, or a base that was altered under us.
+            await self._recover()
+            if not self._holding.damage:
+                raise
+            await self._mend()
+            await self._updater.advance(head.position)
+
+    async def _mend(self) -> None:
+        holding = self._holding
+        if holding.held is None or holding.weights is None or holding.suspect or holding.whole:
+            return
+        damaged = {item.group.index for item in holding.damage}
+        _LOG.info("refetching %d groups of version %s", len(damaged), holding.held.position)
+        await self._updater.repair(damaged)
+        if holding.damage:
+            raise DamagedFiles(f"{self.model_dir} is still damaged after a repair: {holding.damage[0]}")
+
+
+def _check_not_back(held: Held | None, head: Head) -> None:
+    if held is None or held.position == head.position:
+        return
+    if head.position.version <= held.position.version:
+        raise Rewind(
+            f"the head of the run names version {head.position}, but this replica holds {held.position}; a replica "
+            "never goes back: if the bucket was restored from an older copy, follow it with an empty directory"
+        )

@@ -1,0 +1,144 @@
+"""What the state directory says: which logs lead on from the checkpoint, and the layouts to read them by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout_agent.changelog import ScannedLog, scan
+from rollout_agent.disk import Disk, write_file
+from rollout_agent.places import Places, is_checkpoint_name, log_version
+from rollout_agent.state import State, Version, kept_groups
+from weight_store.errors import WeightStoreError
+from weight_store.layout import Group, Layout
+from weight_store.position import Position
+from weight_store.receipt import DIGEST_BYTES
+from weight_store.records import MAX_COLUMNS_BYTES, pack, sha256_hex, unpack
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A version, the kept groups it is cut into, and the digest of each."""
+
+    version: Version
+    layout: Layout
+    groups: tuple[Group, ...]
+    digests: tuple[bytes, ...]
+
+    @property
+    def position(self) -> Position:
+        """The version's position."""
+        return self.version.position
+
+
+def held_by(state: State, layout: Layout) -> Held:
+    """What the files of ``state`` hold."""
+    raw = bytes.fromhex(state.digests)
+    table = tuple(raw[i : i + DIGEST_BYTES] for i in range(0, len(raw), DIGEST_BYTES))
+    return Held(state.version, layout, kept_groups(state, layout), table)
+
+
+def held_after(state: State, to: Version, layout: Layout, table: Mapping[int, bytes]) -> Held | None:
+    """What is held at ``to``, given each group's digest; None if a kept group has none."""
+    groups = kept_groups(state, layout)
+    if any(group.index not in table for group in groups):
+        return None
+    return Held(to, layout, groups, tuple(table[group.index] for group in groups))
+
+
+class StateDir:
+    """Reads and tidies the state directory."""
+
+    def __init__(self, disk: Disk, places: Places) -> None:
+        self._disk = disk
+        self._places = places
+        self._layouts: dict[str, Layout] = {}
+
+    def layout(self, sha256: str) -> Layout | None:
+        """The layout of this digest; None if it is not kept or damaged."""
+        if sha256 not in self._layouts:
+            path = self._places.layout(sha256)
+            data = self._disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
+            if data is None:
+                return None
+            try:
+                raw = unpack(data, key=str(path))
+                if sha256_hex(raw) != sha256:
+                    return None
+                self._remember(sha256, Layout.parse(raw, key=str(path)))
+            except WeightStoreError as error:
+                _LOG.warning("%s; going on without it", error)
+                return None
+        return self._layouts[sha256]
+
+    def keep_layout(self, sha256: str, layout: Layout) -> None:
+        """Keep a layout for replay; durable when this returns."""
+        if self.layout(sha256) is None:
+            write_file(self._disk, self._places.layout(sha256), pack(layout.to_bytes()))
+            self._remember(sha256, layout)
+
+    def _remember(self, sha256: str, layout: Layout) -> None:
+        # Two: a layout of a million pieces takes hundreds of megabytes, and a step involves no more.
+        for stale in list(self._layouts)[:-1]:
+            del self._layouts[stale]
+        self._layouts[sha256] = layout
+
+    def scan(self, path: Path) -> ScannedLog | None:
+        """A log if it was committed and is undamaged."""
+        if not self._disk.size(path):
+            return None
+        mapped = self._disk.map(path, writable=False)
+        try:
+            return scan(mapped.data)
+        finally:
+            mapped.close()
+
+    def replayable(self, state: State, layout: Layout) -> tuple[Held, list[Path]]:
+        """What is held after the committed logs that lead on from ``state``, and those logs in order.
+
+        Logs that were never committed are removed.
+        """
+        held = held_by(state, layout)
+        by_base: dict[tuple[int, str], tuple[Path, ScannedLog]] = {}
+        for name in self._disk.names(self._places.state):
+            if log_version(name) is None:
+                continue
+            path = self._places.state / name
+            log = self.scan(path)
+            if log is None or log.head.run_id != state.run_id:
+                _LOG.info("dropping %s: it was never committed", path)
+                self._disk.remove(path)
+            else:
+                by_base[log.head.base.version, log.head.base.sha256] = path, log
+        paths: list[Path] = []
+        while (found := by_base.pop((held.position.version, held.position.sha256), None)) is not None:
+            path, log = found
+            next_layout = self.layout(log.head.to.layout)
+            table = {item.group: item.digest for item in log.groups}
+            after = held_after(state, log.head.to, next_layout, table) if next_layout else None
+            if after is None:
+                break
+            paths.append(path)
+            held = after
+        return held, paths
+
+    def drop_older(self, keep: State) -> None:
+        """Remove what the checkpoint ``keep`` has made unnecessary; whatever stays after a crash is harmless."""
+        disk, state = self._disk, self._places.state
+        disk.remove(self._places.pending)
+        for name in disk.names(state):
+            if log_version(name) is not None:
+                disk.remove(state / name)
+            elif is_checkpoint_name(name) and name != keep.checkpoint:
+                disk.remove_dir(state / name)
+        for name in disk.names(self._places.layout("x").parent):
+            if name != keep.version.layout:
+                disk.remove(self._places.layout(name))
+        kept = {asset.sha256 for asset in keep.version.assets}
+        for name in disk.names(self._places.asset("x").parent):
+            if name not in kept:
+                disk.remove(self._places.asset(name))

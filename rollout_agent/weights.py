@@ -1,0 +1,98 @@
+"""The weight files of one directory, mapped: bases out of them, changes into them, digests over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from codec import Change, digest
+from codec.dtypes import Bits
+from rollout_agent import segments
+from rollout_agent.disk import Disk, Mapped
+from rollout_agent.errors import DamagedFiles
+from rollout_agent.filetable import FileTable
+from rollout_agent.segments import Segment
+from weight_store.layout import Group, Tensor
+
+
+def misfits(disk: Disk, directory: Path, table: FileTable) -> list[str]:
+    """Names of the table's files that are missing, have another size, or begin differently."""
+    return [file.name for file in table.files if not _fits(disk, directory / file.name, file.head, file.size)]
+
+
+def _fits(disk: Disk, path: Path, head: bytes, size: int) -> bool:
+    if disk.size(path) != size:
+        return False
+    mapped = disk.map(path, writable=False)
+    try:
+        return bytes(mapped.data[: len(head)]) == head
+    finally:
+        mapped.close()
+
+
+class Weights:
+    """Mapped weight files that fit ``table``. Reading is safe from many threads, stores to different groups too."""
+
+    def __init__(self, disk: Disk, directory: Path, table: FileTable) -> None:
+        wrong = misfits(disk, directory, table)
+        if wrong:
+            raise DamagedFiles(f"{directory / wrong[0]} is missing, cut or not the file that was written here")
+        self.table = table
+        self.directory = directory
+        self._maps: list[Mapped] = []
+        try:
+            for file in table.files:
+                self._maps.append(disk.map(directory / file.name, writable=True))
+        except BaseException:
+            self.close()
+            raise
+
+    def base(self, group: Group) -> Bits:
+        """The group's present bits, read-only; no copy where they are one contiguous range."""
+        return segments.gather([mapped.data for mapped in self._maps], self._of(group), group)
+
+    def digest(self, group: Group) -> bytes:
+        """XXH3-128 of the group's present bytes."""
+        return digest(self.base(group))
+
+    def apply(self, group: Group, change: Change) -> None:
+        """Store a change of a group."""
+        for segment in self._of(group):
+            mapped = self._maps[segment.file]
+            mapped.change(partial(segments.store, mapped.data, segment, group.itemsize, change))
+
+    def copy_from(self, other: Weights, tensors: Iterable[Tensor]) -> None:
+        """Copy the bytes of those ``tensors`` that both have."""
+        for tensor in tensors:
+            if tensor.name in other.table.places:
+                mapped = self._maps[self.table.places[tensor.name].file]
+                mapped.change(partial(np.copyto, self._bytes(tensor.name), other._bytes(tensor.name)))
+
+    def _bytes(self, name: str) -> NDArray[np.uint8]:
+        place = self.table.places[name]
+        return self._maps[place.file].data[place.offset : place.offset + place.tensor.nbytes]
+
+    def sync(self) -> None:
+        """Force all files to stable storage."""
+        for mapped in self._maps:
+            mapped.sync()
+
+    def close(self) -> None:
+        """Release the maps. Calling it twice is allowed."""
+        for mapped in self._maps:
+            mapped.close()
+        self._maps = []
+
+    def _of(self, group: Group) -> tuple[Segment, ...]:
+        return segments.segments_of(group, self.table)
+
+
+def digests(weights: Weights, groups: Iterable[Group], pool: Executor) -> Iterator[tuple[Group, bytes]]:
+    """Digest of each group's present bytes, in order, computed on all threads of ``pool``."""
+    items = tuple(groups)
+    yield from zip(items, pool.map(weights.digest, items), strict=True)
