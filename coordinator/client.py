@@ -74,9 +74,10 @@ class CoordinatorClient:
         url = _checked_url(base_url)
         self._base = str(url).rstrip("/")
         self._timeout_s = timeout_s
-        # A proxy from the environment cannot reach this machine's own loopback.
+        # A proxy from the environment cannot reach this machine's own loopback, nor what a test passes as transport.
+        trust_env = transport is None and not _loopback(url.host)
         self._http = httpx.AsyncClient(
-            transport=transport, headers=headers, trust_env=not _loopback(url.host), follow_redirects=False
+            transport=transport, headers=headers, trust_env=trust_env, follow_redirects=False
         )
 
     def __repr__(self) -> str:

@@ -1,0 +1,300 @@
+"""Coordinators that start empty, that share a bucket, or whose store loses replies: one outcome, and the same one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import pytest
+
+from coordinator.ambient import Settings
+from coordinator.client import Backoff, CoordinatorClient, retrying
+from coordinator.errors import BucketUnavailable, Fenced, TooBusy
+from coordinator.wire import TermRequest
+from weight_store.errors import StoreUnavailable
+from weight_store.keys import manifest_key
+from weight_store.manifest import Manifest
+from weight_store.reading import read_head, read_manifest
+from weight_store.records import record_format
+from weight_store.store import Blob, Entry, Store, Upload
+
+
+class Unreliable:
+    """A store whose writes may lose their request or their reply; ``faults`` says what befalls each write in turn.
+
+    ``request``: nothing happens. ``reply``: it happens and nobody is told.
+    """
+
+    def __init__(self, store: Store, faults: dict[int, str]) -> None:
+        self._store = store
+        self._faults = faults
+        self._numbers = itertools.count()
+        self.writes: list[str] = []
+
+    async def get(self, key: str, *, max_bytes: int) -> Blob:
+        return await self._store.get(key, max_bytes=max_bytes)
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        await self._store.read_into(key, offset, buffer)
+
+    async def create(self, key: str, data: bytes) -> str:
+        return await self._faulty(key, lambda: self._store.create(key, data))
+
+    async def replace(self, key: str, data: bytes, *, etag: str) -> str:
+        return await self._faulty(key, lambda: self._store.replace(key, data, etag=etag))
+
+    async def _faulty(self, key: str, act: Any) -> str:
+        self.writes.append(key)
+        fault = self._faults.get(next(self._numbers))
+        if fault == "request":
+            raise StoreUnavailable("lost on the way there", key=key)
+        etag: str = await act()
+        if fault == "reply":
+            raise StoreUnavailable("lost on the way back", key=key)
+        return etag
+
+    def upload(self, key: str) -> AbstractAsyncContextManager[Upload]:
+        return self._store.upload(key)
+
+    async def delete(self, key: str) -> None:
+        await self._store.delete(key)
+
+    def list(self, prefix: str) -> AsyncIterator[Entry]:
+        return self._store.list(prefix)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+class Patient:
+    """A client as agents use it: what may succeed later is tried again."""
+
+    def __init__(self, client: CoordinatorClient) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+
+        async def call(*args: Any) -> Any:
+            return await retrying(lambda: method(*args), Backoff(first_s=0, attempts=3))
+
+        return call
+
+
+async def life(place: Any, faults: dict[int, str]) -> tuple[list[int], list[str]]:
+    """Two publications, a takeover that fences a third, and a fourth, with faults; the sealed versions and writes."""
+    store = Unreliable(place.store, faults)
+    node = await place.node(store)
+    node.client = Patient(node.client)
+    first = await place.job(node).start()
+    sealed = [await first.publish(step=1), await first.publish(step=2)]
+    await first.open(step=3)
+    second = await place.job(node, "launch-b").start()
+    sealed.append(await second.publish(step=3))
+    with pytest.raises(Fenced):
+        await first.open(step=4)
+    assert all(version.state == "sealed" for version in sealed)
+    return [version.version for version in sealed], store.writes
+
+
+@pytest.mark.parametrize("fault", ["request", "reply"])
+async def test_a_lost_write_of_any_kind_changes_nothing(place: Any, fault: str) -> None:
+    _, writes = await life(place, {})
+    for number in range(len(writes)):
+        fresh = type(place)(type(place.store)(), place.clock, place.settings, place.stack)
+        versions, _ = await life(fresh, {number: fault})
+        assert versions == [1, 2, 4], f"with the {fault} of write {number} ({writes[number]}) lost"
+        head, _ = await read_head(fresh.store, "demo")
+        assert (head.term, head.position.version) == (2, 4)
+
+
+async def test_writes_that_are_never_answered_are_given_up(place: Any) -> None:
+    node = await place.node(Unreliable(place.store, dict.fromkeys(range(1000), "request")))
+    with pytest.raises((TooBusy, BucketUnavailable)):
+        await node.client.takeover("demo", TermRequest(launch="launch-a"))
+
+
+async def test_a_coordinator_that_starts_empty_goes_on(job: Any, place: Any) -> None:
+    sealed = await job.publish(step=1)
+    opened = await job.open(step=2)
+    await job.receipt(opened, 0)
+
+    fresh = await place.node()  # knows neither the term, the layout, the opening nor the receipt
+    assert (await fresh.client.head("demo")).position == sealed.position
+    assert await fresh.client.layout("demo", 1, 2) == await job.client.layout("demo", 1, 2)
+    job.client = fresh.client
+    assert (await job.open(step=2)).version == opened.version
+    assert (await job.receipt(opened, 1)).state == "undecided"  # it has not looked for the receipt of rank 0 yet
+    await fresh.tick()
+    assert (await fresh.client.version("demo", 2)).state == "sealed"
+    assert [v.state for v in await fresh.client.versions("demo")] == ["sealed", "sealed"]
+
+
+async def test_a_run_left_behind_is_found_and_its_version_decided(job: Any, place: Any) -> None:
+    opened = await job.open(step=1)
+    for rank in (0, 1):
+        await job.write_receipt(opened, rank)  # in the bucket, and then coordinator and reports are lost
+    fresh = await place.node()
+    await fresh.tick()
+    head, _ = await read_head(place.store, "demo")
+    assert head.position.version == 1
+
+
+async def test_expiry_counts_from_when_this_coordinator_first_saw_the_version(job: Any, place: Any) -> None:
+    await job.open(step=1)
+    place.clock.advance(119)
+    fresh = await place.node()
+    await fresh.tick()
+    place.clock.advance(119)
+    await fresh.tick()
+    assert (await fresh.client.version("demo", 1)).state == "undecided"
+    place.clock.advance(1)
+    await fresh.tick()
+    assert (await fresh.client.version("demo", 1)).state == "aborted"
+
+
+async def test_receipts_reported_at_different_coordinators_seal(job: Any, place: Any, node: Any) -> None:
+    other = await place.node()
+    opened = await job.open(step=1)
+    assert (await job.open(step=1, at=other.client)).version == opened.version
+    await job.receipt(opened, 0, at=node.client)
+    await job.receipt(opened, 1, at=other.client)
+    await asyncio.gather(node.tick(), other.tick())
+    one, two = await node.client.version("demo", 1), await other.client.version("demo", 1)
+    assert one.state == two.state == "sealed"
+    assert one.position == two.position
+
+
+async def test_two_coordinators_race_through_many_versions(place: Any, node: Any) -> None:
+    other = await place.node()
+    job = await place.job(node).start()
+    clients = (node.client, other.client)
+    for step in range(1, 21):
+        opened = await asyncio.gather(*(job.open(step, at=clients[rank]) for rank in (0, 1)))
+        assert len({version.version for version in opened}) == 1
+        await asyncio.gather(*(job.receipt(opened[rank], rank, at=clients[rank]) for rank in (0, 1)))
+        await asyncio.gather(node.tick(), other.tick(), node.tick(), other.tick())
+        job.published += 1
+    head, _ = await read_head(place.store, "demo")
+    position = head.position
+    for version in range(20, 0, -1):
+        assert position.version == version
+        position = (await read_manifest(place.store, "demo", position)).parent
+
+
+async def test_a_late_receipt_and_an_expiry_never_both_win(place: Any) -> None:
+    outcomes = set()
+    for round_number in range(20):
+        fresh = type(place)(type(place.store)(), place.clock, place.settings, place.stack)
+        early, late = await fresh.node(), await fresh.node(settings=Settings(expire_after_s=1e9))
+        job = await fresh.job(late).start()
+        opened = await job.open(step=1)
+        await early.client.version("demo", 1)
+        await job.receipt(opened, 0)
+        sha256 = await job.write_receipt(opened, 1)
+        fresh.clock.advance(121)
+        await asyncio.gather(job.report(opened, 1, sha256), _expire_blindly(early, after_turns=2 * round_number))
+        states = {(await n.client.version("demo", 1)).state for n in (early, late)}
+        assert len(states) == 1
+        state = states.pop()
+        register = await fresh.store.get(manifest_key("demo", 1), max_bytes=1 << 20)
+        head, _ = await read_head(fresh.store, "demo")
+        is_manifest = record_format(register.data) == Manifest.FORMAT
+        assert (state == "sealed") == is_manifest == (head.position.version == 1)
+        outcomes.add(state)
+    assert outcomes == {"sealed", "aborted"}
+
+
+async def _expire_blindly(node: Any, after_turns: int) -> None:
+    """Let a coordinator that has not looked for receipts decide that time is over, some turns of the loop later."""
+    for _ in range(after_turns):
+        await asyncio.sleep(0)
+    run, _ = node.service.registry.get("demo")
+    await run.settle(probe=False)
+
+
+async def test_a_manifest_without_its_head_is_finished_by_anybody(job: Any, place: Any) -> None:
+    opened = await job.open(step=1)
+    await job.write_receipt(opened, 0)
+    sha256 = await job.write_receipt(opened, 1)
+    # The coordinator dies between register and head: every write after the first is lost for good.
+    dying = await place.node(Unreliable(place.store, dict.fromkeys(range(1, 1000), "request")))
+    await job.report(opened, 0, sha256, at=dying.client)
+    with pytest.raises(TooBusy):
+        await job.report(opened, 1, sha256, at=dying.client)
+    assert (await read_head(place.store, "demo"))[0].position.version == 0
+
+    fresh = await place.node()
+    assert (await fresh.client.version("demo", 1)).state == "undecided"  # not before readers can reach it
+    await fresh.tick()
+    assert (await fresh.client.version("demo", 1)).state == "sealed"
+
+
+async def test_a_takeover_finishes_what_was_decided_before_it(job: Any, place: Any) -> None:
+    opened = await job.open(step=1)
+    await job.write_receipt(opened, 0)
+    sha256 = await job.write_receipt(opened, 1)
+    dying = await place.node(Unreliable(place.store, dict.fromkeys(range(1, 1000), "request")))
+    await job.report(opened, 0, sha256, at=dying.client)
+    with pytest.raises(TooBusy):
+        await job.report(opened, 1, sha256, at=dying.client)
+
+    fresh = await place.node()
+    later = await fresh.client.takeover("demo", TermRequest(launch="launch-b"))
+    assert (later.term, later.position.version) == (2, 1)
+
+
+class Pausing(Unreliable):
+    """A store that lets a test act just before the first write of a key, like a coordinator that sleeps there."""
+
+    def __init__(self, store: Store, key: str, meanwhile: Any) -> None:
+        super().__init__(store, {})
+        self._key, self._meanwhile = key, meanwhile
+
+    async def _faulty(self, key: str, act: Any) -> str:
+        if key == self._key and self._meanwhile is not None:
+            meanwhile, self._meanwhile = self._meanwhile, None
+            await meanwhile()
+        return await super()._faulty(key, act)
+
+
+async def test_a_manifest_written_after_a_takeover_never_counts(job: Any, place: Any, node: Any) -> None:
+    first = await job.publish(step=1)
+    opened = await job.open(step=2)
+
+    async def take_over() -> None:
+        # The head moves to term 2 while the sleeper is about to write the manifest of term 1; the new term has not
+        # fenced version 2 yet.
+        run, _ = node.service.registry.get("demo")
+        await run.take_over("launch-b")
+
+    sleeper = await place.node(Pausing(place.store, manifest_key("demo", 2), take_over))
+    for rank in (0, 1):
+        await job.receipt(opened, rank, at=sleeper.client) if rank == 0 else await job.write_receipt(opened, rank)
+    await sleeper.tick()
+    register = await place.store.get(manifest_key("demo", 2), max_bytes=1 << 20)
+    assert Manifest.parse(register.data).term == 1
+
+    for coordinator in (node, sleeper, await place.node()):
+        await coordinator.tick()
+        stranded = await coordinator.client.version("demo", 2)
+        assert (stranded.state, stranded.reason.split(":")[0]) == ("aborted", "fenced")
+    later = place.job(node, "launch-b")
+    await later.start()
+    third = await later.publish(step=2)
+    assert (third.version, third.parent) == (3, first.position)
+    listed = await (await place.node()).client.versions("demo")
+    assert [v.state for v in listed] == ["sealed", "aborted", "sealed"]
+
+
+async def test_launches_that_take_over_at_once_get_terms_of_their_own(place: Any) -> None:
+    nodes = [await place.node() for _ in range(3)]
+    launches = [f"launch-{number}" for number in range(6)]
+    answers = await asyncio.gather(
+        *(nodes[i % 3].client.takeover("demo", TermRequest(launch=launch)) for i, launch in enumerate(launches))
+    )
+    assert sorted(answer.term for answer in answers) == [1, 2, 3, 4, 5, 6]
+    assert len({answer.run_id for answer in answers}) == 1
