@@ -1,0 +1,92 @@
+"""Groups to payloads on all cores, in order, within a bounded window of memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import codec
+
+WINDOW_BYTES = 256 << 20
+"""Weights of the groups that are being encoded or wait to be written: bounds the memory that payloads take."""
+
+Bits = NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """One group: raw bits now and, for a delta, at the base, with the digest that the base must have."""
+
+    dtype: str
+    new: Bits
+    base: Bits | None = None
+    base_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoded:
+    """One coded group. ``full``: its payload needs no base; ``base_damaged``: because the base had changed."""
+
+    payload: bytes
+    digest: bytes
+    changed: int
+    full: bool
+    base_damaged: bool
+    seconds: float
+
+
+class Encoder:
+    """A pool of threads; the codec releases the GIL."""
+
+    def __init__(self, threads: int | None = None, window_bytes: int = WINDOW_BYTES) -> None:
+        self._pool = ThreadPoolExecutor(threads or _cores(), thread_name_prefix="weightcast-encode")
+        self._window_bytes = window_bytes
+
+    async def encode(self, jobs: Iterable[Job]) -> AsyncIterator[Encoded]:
+        """Yield the results in order. Later groups are encoded while the consumer uploads earlier ones."""
+        loop = asyncio.get_running_loop()
+        running: deque[tuple[int, asyncio.Future[Encoded]]] = deque()
+        held = 0
+        todo = iter(jobs)
+        job = next(todo, None)
+        try:
+            while job is not None or running:
+                while job is not None and (not running or held + job.new.nbytes <= self._window_bytes):
+                    running.append((job.new.nbytes, loop.run_in_executor(self._pool, encode, job)))
+                    held += job.new.nbytes
+                    job = next(todo, None)
+                nbytes, future = running[0]
+                yield await future
+                running.popleft()
+                held -= nbytes
+        finally:
+            for _, future in running:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the threads; groups being encoded are finished first."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def encode(job: Job) -> Encoded:
+    """Encode one group. A base that no longer has its digest is not used: the group is sent whole instead."""
+    started_s = time.perf_counter()
+    base, damaged = job.base, False
+    if base is not None and codec.digest(base) != job.base_digest:
+        base, damaged = None, True
+    group = codec.encode_group(base, job.new, job.dtype)
+    full = not codec.needs_base(group.payload)
+    return Encoded(group.payload, group.digest, group.changed, full, damaged, time.perf_counter() - started_s)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,267 @@
+"""Carries one publication through the table of session.py: asks, rebuilds, sends, waits, and tells how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from coordinator import errors as remote
+from coordinator.wire import OpenRequest, ReceiptReport, VersionAnswer
+from trainer_agent.decisions import is_superseded, settled
+from trainer_agent.errors import PublicationFailed
+from trainer_agent.messages import Failed, Opened, Sealed
+from trainer_agent.patience import EXPECTED, TRANSIENT
+from trainer_agent.rebuilding import rebuild_base
+from trainer_agent.session import (
+    FINAL,
+    Interrupted,
+    Observed,
+    Phase,
+    Progress,
+    Rebuilt,
+    Refused,
+    Sent,
+    SessionEvent,
+    advance,
+)
+from trainer_agent.shard import SentShard, envelope_of, find_receipt, send_shard
+from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused, WeightStoreError
+from weight_store.records import sha256_hex
+
+if TYPE_CHECKING:
+    from trainer_agent.worker import Worker
+
+_log = logging.getLogger(__name__)
+
+DECISION_WAIT_S = 20.0
+"""How long one long poll for the decision lasts: less than what proxies cut after."""
+
+
+@dataclass(slots=True)
+class Publication:
+    """One publication of one rank. ``resumed``: an earlier sidecar may have sent it already."""
+
+    worker: Worker
+    progress: Progress
+    resumed: bool
+    sent: SentShard | None = None
+    receipt_sha256: str = ""
+    sent_at_s: float = 0.0
+    failures: int = 0
+    reported: bool = field(default=False, init=False)
+
+    async def carry_through(self) -> None:
+        """Act and advance until the publication is decided; then tell the trainer."""
+        while self.progress.phase not in FINAL:
+            event = await self._act()
+            known = self.progress.version
+            self.progress = advance(self.progress, event)
+            if known is None and self.progress.version is not None:
+                self.worker.emit(Opened(ordinal=self.progress.ordinal, version=self.progress.version))
+        if self.progress.phase is Phase.SEALED:
+            await self._finish()
+        elif self.progress.failure is not None:
+            failure = self.progress.failure
+            _log.warning("publication %d (step %d): %s", self.progress.ordinal, self.progress.step, failure.message)
+            self.worker.emit(Failed(ordinal=self.progress.ordinal, code=failure.code, message=failure.message))
+
+    async def _act(self) -> SessionEvent:
+        actions = {
+            Phase.OPENING: self._open,
+            Phase.REBUILDING: self._rebuild,
+            Phase.SENDING: self._send,
+            Phase.AWAITING: self._await_decision,
+        }
+        try:
+            return await actions[self.progress.phase]()
+        except EXPECTED as error:
+            return Refused(error.code, str(error))
+
+    @property
+    def _answer(self) -> VersionAnswer:
+        if self.progress.answer is None:
+            raise PublicationFailed("the version is not known yet")
+        return self.progress.answer
+
+    # -- opening --
+
+    async def _open(self) -> SessionEvent:
+        worker, progress = self.worker, self.progress
+        if progress.version is not None:
+            return await self._observe(progress.version)
+        return Observed(await worker.patience(f"opening step {progress.step}", self._ask_version))
+
+    async def _ask_version(self) -> VersionAnswer:
+        worker, progress = self.worker, self.progress
+        request = OpenRequest(
+            term=worker.term,
+            step=progress.step,
+            ordinal=progress.ordinal,
+            layout=worker.layout_sha256,
+            world_size=worker.config.world_size,
+        )
+        try:
+            return await worker.coordinator.open_version(worker.config.run, request)
+        except remote.VersionUndecided:
+            await self._check_not_superseded()
+            raise
+
+    async def _check_not_superseded(self) -> None:
+        worker, progress = self.worker, self.progress
+        run = await worker.coordinator.run(worker.config.run)
+        if run.undecided is None:
+            return
+        undecided = await worker.coordinator.version(worker.config.run, run.undecided)
+        if undecided.state == "undecided" and is_superseded(undecided, worker.term, progress.ordinal):
+            raise PublicationFailed(
+                f"publication {progress.ordinal} (step {progress.step}) came too late: the other ranks already "
+                f"publish step {undecided.step} as version {undecided.version}"
+            )
+
+    async def _observe(self, version: int, wait_s: float = 0) -> Observed:
+        run, coordinator = self.worker.config.run, self.worker.coordinator
+        what = f"version {version}"
+        return Observed(await self.worker.patience(what, lambda: coordinator.version(run, version, wait_s=wait_s)))
+
+    # -- base and shard --
+
+    async def _rebuild(self) -> SessionEvent:
+        worker, parent = self.worker, self._answer.parent
+        slot = 1 - self.progress.slot
+        if worker.full_slot == slot:
+            await worker.drop_full()
+        try:
+            base = await rebuild_base(
+                worker.store, worker.config.run, parent, worker.known_layout, worker.config.rank, worker.slots, slot
+            )
+        except TRANSIENT as error:
+            return await self._interrupted(f"rebuilding version {parent.version}", error)
+        except StoreRefused:
+            raise
+        except (WeightStoreError, ValueError) as error:
+            # The bucket's history is damaged or gone (retention): a full shard needs none of it.
+            _log.warning("the base cannot be rebuilt, a full shard is sent instead: %s", error)
+            base = None
+        worker.save(worker.state.model_copy(update={"base": base}))
+        return Rebuilt(base)
+
+    async def _send(self) -> SessionEvent:
+        try:
+            if self.resumed and await self._sent_before():
+                return Sent()
+            self.sent = await self._send_shard()
+        except (*TRANSIENT, PreconditionFailed) as error:
+            return await self._interrupted(f"uploading version {self._answer.version}", error)
+        self.receipt_sha256 = sha256_hex(self.sent.stored)
+        self.sent_at_s = self.worker.clock()
+        if self.sent.damaged_groups:
+            _log.error(
+                "%d groups of the base in shared memory did not have their digests any more and were sent whole: "
+                "something wrote to %s, or its memory is faulty",
+                self.sent.damaged_groups,
+                self.worker.arena.path,
+            )
+        return Sent()
+
+    async def _send_shard(self) -> SentShard:
+        worker, progress = self.worker, self.progress
+        assets = await worker.own_assets()
+        base = progress.base if progress.source == "delta" else None
+        return await send_shard(
+            worker.store,
+            worker.encoder,
+            worker.slots.jobs(progress.slot, base),
+            envelope_of(self._answer, worker.config.rank, worker.state.fulls, assets),
+            nonce=worker.nonce(),
+            clock=worker.clock,
+        )
+
+    async def _sent_before(self) -> bool:
+        worker = self.worker
+        try:
+            _, stored = await find_receipt(worker.store, worker.config.run, self._answer.version, worker.config.rank)
+        except ObjectNotFound:
+            return False
+        self.receipt_sha256 = sha256_hex(stored)
+        self.sent_at_s = worker.clock()
+        return True
+
+    async def _interrupted(self, what: str, error: Exception) -> Interrupted:
+        self.failures += 1
+        await self.worker.patience.pause(what, self.failures, error)
+        return Interrupted()
+
+    # -- decision --
+
+    async def _await_decision(self) -> SessionEvent:
+        worker, version = self.worker, self._answer.version
+        if not self.reported:
+            self.reported = True
+            try:
+                return Observed(await worker.patience(f"receipt of version {version}", self._report))
+            except remote.Refused as error:
+                # Most likely given up in the meantime; the version itself says so.
+                _log.info("receipt of version %d: %s", version, error)
+        return await self._observe(version, wait_s=DECISION_WAIT_S)
+
+    async def _report(self) -> VersionAnswer:
+        worker, sent = self.worker, self.sent
+        report = ReceiptReport(
+            term=worker.term,
+            sha256=self.receipt_sha256,
+            encode_s=sent.encode_s if sent else 0,
+            upload_s=sent.upload_s if sent else 0,
+        )
+        return await worker.coordinator.report_receipt(
+            worker.config.run, self._answer.version, worker.config.rank, report
+        )
+
+    async def _finish(self) -> None:
+        """The slot becomes the base; first in the state file, so that a restart agrees with what is told here."""
+        worker, progress, answer = self.worker, self.progress, self._answer
+        seal_s = worker.clock() - self.sent_at_s if self.sent_at_s else 0.0
+        digests = await self._sealed_digests()
+        if digests is None or answer.position is None:
+            worker.save(worker.state.model_copy(update={"base": None}))
+        else:
+            worker.save(
+                settled(worker.state, progress.slot, progress.ordinal, answer.position, digests, answer.full_version)
+            )
+            await self._consider_full()
+        base = worker.state.base
+        worker.emit(
+            Sealed(
+                ordinal=progress.ordinal,
+                version=answer.version,
+                position=answer.position,
+                base_slot=base.slot if base else None,
+                full_slot=worker.full_slot,
+                changed=answer.changed,
+                elements=answer.elements,
+                payload_bytes=answer.payload_bytes,
+                weight_bytes=answer.weight_bytes,
+                encode_s=self.sent.encode_s if self.sent else 0,
+                upload_s=self.sent.upload_s if self.sent else 0,
+                seal_s=seal_s,
+            )
+        )
+
+    async def _sealed_digests(self) -> str | None:
+        """Digests of what was sealed, or None if the slot does not hold that (another attempt's receipt counted)."""
+        worker, sent = self.worker, self.sent
+        if sent is not None and sent.ours:
+            return sent.receipt.digests
+        version, rank = self._answer.version, worker.config.rank
+        receipt, _ = await worker.patience(
+            f"receipt of version {version}", lambda: find_receipt(worker.store, worker.config.run, version, rank)
+        )
+        found = await asyncio.to_thread(worker.slots.digests, self.progress.slot)
+        return found if found == receipt.digests else None
+
+    async def _consider_full(self) -> None:
+        try:
+            await self.worker.consider_full()
+        except EXPECTED as error:
+            _log.warning("no extra full of version %d: %s", self._answer.version, error)

@@ -1,0 +1,69 @@
+"""A rank's base from the bucket: its own groups only, along the cheapest chain, verified by digest."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import codec
+from trainer_agent.encoding import Bits
+from trainer_agent.slots import Slots
+from trainer_agent.state import Base
+from weight_store.chain import Hop, plan_chain
+from weight_store.errors import DigestMismatch
+from weight_store.layout import Layout
+from weight_store.manifest import Manifest
+from weight_store.position import Position
+from weight_store.reading import Fetched, fetch_groups, read_manifest, read_receipt
+from weight_store.receipt import Receipt, group_ranges
+from weight_store.store import Store
+
+_log = logging.getLogger(__name__)
+
+
+async def rebuild_base(
+    store: Store, run: str, position: Position, layout: tuple[str, Layout], rank: int, slots: Slots, slot: int
+) -> Base | None:
+    """Fill ``slot`` with this rank's weights at ``position``; None if a version on the way had another layout.
+
+    The slot's content is undefined until this returns. Raises what the store raises, and ``FormatError`` or
+    ``CodecError`` if the bucket holds something else than was sealed.
+    """
+    target = await read_manifest(store, run, position)
+    manifests: list[tuple[Hop, Manifest]] = []
+    for hop in plan_chain(None, target, position):
+        manifest = target if hop.position == position else await read_manifest(store, run, hop.position)
+        if manifest.layout != layout[0]:
+            _log.info("version %d has another layout; a full shard is sent instead", hop.position.version)
+            return None
+        manifests.append((hop, manifest))
+    receipt: Receipt | None = None
+    for hop, manifest in manifests:
+        refs = hop.extra_full or manifest.receipts
+        receipt = await read_receipt(store, run, hop.position, rank, refs[rank], extra_full=bool(hop.extra_full))
+        await _apply(store, run, receipt, layout[1], slots, slot)
+    if receipt is None:
+        return None
+    return Base(slot=slot, position=position, digests=receipt.digests)
+
+
+async def _apply(store: Store, run: str, receipt: Receipt, layout: Layout, slots: Slots, slot: int) -> None:
+    ranges = group_ranges(receipt, layout)
+    entries = {item.group.index: entry for entry, item in enumerate(ranges)}
+    views: Sequence[Bits] = [slots.view(slot, entry) for entry in range(len(ranges))]
+    async for fetched in fetch_groups(store, run, receipt, ranges):
+        view = views[entries[fetched.range.group.index]]
+        await asyncio.to_thread(_apply_group, receipt, fetched, view)
+
+
+def _apply_group(receipt: Receipt, fetched: Fetched, view: Bits) -> None:
+    group = fetched.range.group
+    base = view if codec.needs_base(fetched.payload) else None
+    change = codec.decode_group(base, fetched.payload, group.dtype, group.elements)
+    if change.digest != fetched.range.digest:
+        raise DigestMismatch(
+            f"the group of {group.pieces[0].tensor.name} of rank {receipt.rank} at version {receipt.version} has "
+            f"digest {change.digest.hex()}, expected {fetched.range.digest.hex()}"
+        )
+    codec.apply_change(view, change)

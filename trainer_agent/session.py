@@ -1,0 +1,155 @@
+"""The life of one publication in the sidecar, as a table. Pure: the loop in sidecar.py carries it out.
+
+::
+
+    OPENING ──Observed──▶ SENDING ──Sent──▶ AWAITING ──Observed──▶ SEALED
+       │  ▲        ╲         ▲  │                │
+       │  │ Inter-  ▶ REBUILDING│                └──────────────▶ FAILED
+       │  └─rupted──────┴───────┘                                    ▲
+       └──────────────── Refused, or Observed(aborted) ──────────────┘
+
+OPENING asks for the version, or, once it is known, looks at it: after an interruption it may have been decided. A
+version is never opened twice for one publication: when it was aborted, the other ranks have gone on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from coordinator.wire import VersionAnswer
+from trainer_agent.decisions import source_for
+from trainer_agent.state import Base
+
+
+class Phase(StrEnum):
+    """What the loop does next; the last two are final."""
+
+    OPENING = "opening"
+    REBUILDING = "rebuilding"
+    SENDING = "sending"
+    AWAITING = "awaiting"
+    SEALED = "sealed"
+    FAILED = "failed"
+
+
+FINAL = frozenset({Phase.SEALED, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The coordinator told the version's state."""
+
+    answer: VersionAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """The base was made from the bucket, or (None) cannot be."""
+
+    base: Base | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Shard and receipt are durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """Store or coordinator failed for a while; what was decided meanwhile is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This publication cannot go on. ``code`` as in errors.py."""
+
+    code: str
+    message: str
+
+
+SessionEvent = Observed | Rebuilt | Sent | Interrupted | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One publication. ``base`` is what the sidecar holds; ``source`` is set from SENDING on."""
+
+    ordinal: int
+    step: int
+    slot: int
+    base: Base | None
+    phase: Phase = Phase.OPENING
+    version: int | None = None
+    answer: VersionAnswer | None = None
+    source: Literal["full", "delta"] | None = None
+    failure: Refused | None = None
+
+
+class IllegalTransition(RuntimeError):
+    """The loop handed over an event that its phase does not have: a defect, never a consequence of input."""
+
+
+def advance(progress: Progress, event: SessionEvent) -> Progress:
+    """The next state. Raises ``IllegalTransition`` for an event that the table does not have."""
+    try:
+        rule = TRANSITIONS[progress.phase, type(event)]
+    except KeyError:
+        raise IllegalTransition(f"{type(event).__name__} in phase {progress.phase}") from None
+    return rule(progress, event)
+
+
+def _observe(progress: Progress, event: SessionEvent) -> Progress:
+    if not isinstance(event, Observed):
+        raise IllegalTransition(str(event))
+    answer = event.answer
+    known = replace(progress, version=answer.version, answer=answer)
+    if answer.state == "sealed":
+        return replace(known, phase=Phase.SEALED)
+    if answer.state == "aborted":
+        return replace(known, phase=Phase.FAILED, failure=_aborted(answer))
+    return known if progress.phase is Phase.AWAITING else _begin(known, answer)
+
+
+def _aborted(answer: VersionAnswer) -> Refused:
+    return Refused("version-aborted", f"version {answer.version} (step {answer.step}) was given up: {answer.reason}")
+
+
+def _begin(progress: Progress, answer: VersionAnswer) -> Progress:
+    source = source_for(progress.base, answer.parent)
+    if source == "rebuild":
+        return replace(progress, phase=Phase.REBUILDING, source=None)
+    return replace(progress, phase=Phase.SENDING, source=source)
+
+
+def _rebuilt(progress: Progress, event: SessionEvent) -> Progress:
+    if not isinstance(event, Rebuilt):
+        raise IllegalTransition(str(event))
+    source: Literal["full", "delta"] = "full" if event.base is None else "delta"
+    return replace(progress, base=event.base, phase=Phase.SENDING, source=source)
+
+
+def _to(phase: Phase) -> Callable[[Progress, SessionEvent], Progress]:
+    return lambda progress, _: replace(progress, phase=phase)
+
+
+def _refuse(progress: Progress, event: SessionEvent) -> Progress:
+    if not isinstance(event, Refused):
+        raise IllegalTransition(str(event))
+    return replace(progress, phase=Phase.FAILED, failure=event)
+
+
+TRANSITIONS: dict[tuple[Phase, type[SessionEvent]], Callable[[Progress, SessionEvent], Progress]] = {
+    (Phase.OPENING, Observed): _observe,
+    (Phase.OPENING, Refused): _refuse,
+    (Phase.REBUILDING, Rebuilt): _rebuilt,
+    (Phase.REBUILDING, Interrupted): _to(Phase.OPENING),
+    (Phase.REBUILDING, Refused): _refuse,
+    (Phase.SENDING, Sent): _to(Phase.AWAITING),
+    (Phase.SENDING, Interrupted): _to(Phase.OPENING),
+    (Phase.SENDING, Refused): _refuse,
+    (Phase.AWAITING, Observed): _observe,
+    (Phase.AWAITING, Refused): _refuse,
+}

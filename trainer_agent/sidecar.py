@@ -1,0 +1,209 @@
+"""The sidecar process: ``python -m trainer_agent.sidecar --socket PATH [--parent PID]``.
+
+Listens on a Unix socket (mode 0600) for one trainer, takes its requests and sends it events. It never outlives the
+trainer that started it (``--parent``); without ``--parent`` it serves one trainer after the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from coordinator.client import CoordinatorClient
+from trainer_agent.arena import Arena
+from trainer_agent.messages import (
+    MAX_LINE_BYTES,
+    AskServing,
+    Attach,
+    Close,
+    Event,
+    Failed,
+    Offered,
+    Publish,
+    parse_request,
+)
+from trainer_agent.patience import EXPECTED
+from trainer_agent.worker import Worker
+from weight_store.opening import open_store
+
+_log = logging.getLogger("trainer_agent.sidecar")
+
+PARENT_POLL_S = 0.5
+_DEFECT_STATUS = 70
+"""Exit status after an exception that no rule foresees (EX_SOFTWARE of sysexits.h)."""
+
+
+class Sidecar:
+    """Serves trainers on one socket until it is told to end."""
+
+    def __init__(self, socket_path: Path, parent: int | None) -> None:
+        self._socket_path = socket_path
+        self._parent = parent
+        self._ended = asyncio.Event()
+        self._status = 0
+        self._serving: asyncio.Task[None] | None = None
+
+    async def run(self) -> int:
+        """Serve until the end; returns the exit status."""
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(self._defect)
+        loop.add_signal_handler(signal.SIGTERM, self._ended.set)
+        # Ctrl-C reaches the whole foreground group; when to end is for the trainer to say.
+        loop.add_signal_handler(signal.SIGINT, lambda: None)
+        previous = os.umask(0o177)
+        try:
+            server = await asyncio.start_unix_server(self._accept, self._socket_path, limit=MAX_LINE_BYTES)
+        finally:
+            os.umask(previous)
+        watch = asyncio.create_task(self._watch_parent())
+        await self._ended.wait()
+        server.close()
+        watch.cancel()
+        return self._status
+
+    def _defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        loop.default_exception_handler(context)
+        self._status = _DEFECT_STATUS
+        self._ended.set()
+
+    async def _watch_parent(self) -> None:
+        # A poll, because PR_SET_PDEATHSIG fires when the *thread* that started us ends.
+        while self._parent is None or os.getppid() == self._parent:  # noqa: ASYNC110 - nothing sets an event
+            await asyncio.sleep(PARENT_POLL_S)
+        _log.warning("the trainer (process %d) is gone", self._parent)
+        Arena(self._socket_path.parent).remove()
+        self._ended.set()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._serving is not None and not self._serving.done():
+            writer.close()
+            return
+        self._serving = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add_done_callback(raise_defect)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await Connection(reader, writer).serve()
+        finally:
+            writer.close()
+            if self._parent is not None:
+                self._ended.set()
+
+
+def raise_defect(task: asyncio.Task[None]) -> None:
+    """Done-callback: what no rule foresees reaches the loop's exception handler, which ends the process."""
+    if not task.cancelled():
+        task.result()
+
+
+class Connection:
+    """One trainer: reads its requests in order, runs what takes long beside."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._worker: Worker | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Serve until the trainer closes, asks to end, or says something that is no request."""
+        try:
+            while line := await self._read_line():
+                try:
+                    request = parse_request(line)
+                except ValueError as error:
+                    _log.error("not a request: %s", error)
+                    return
+                if isinstance(request, Close):
+                    await self._finish(request.grace_s)
+                    return
+                await self._handle(request)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            if self._worker is not None:
+                await self._worker.close()
+
+    async def _read_line(self) -> bytes:
+        try:
+            return await self._reader.readline()
+        except (ConnectionError, ValueError):  # ValueError: longer than any line of ours
+            return b""
+
+    def emit(self, event: Event) -> None:
+        """Send an event; a trainer that is gone is noticed by the reader."""
+        if not self._writer.is_closing():
+            self._writer.write(event.to_line())
+
+    async def _handle(self, request: Attach | Offered | Publish | AskServing) -> None:
+        if isinstance(request, Attach):
+            await self._attach(request)
+        elif self._worker is None:
+            _log.error("%s before attach", request.kind)
+        elif isinstance(request, Offered):
+            self._spawn(self._worker.settle_layout(), None)
+        elif isinstance(request, Publish):
+            self._spawn(self._worker.publish(request), request.ordinal)
+        else:
+            self._spawn(self._worker.ask_serving(request), None)
+
+    async def _attach(self, request: Attach) -> None:
+        try:
+            store = open_store(request.store)
+            coordinator = CoordinatorClient(request.coordinator)
+        except EXPECTED as error:
+            self.emit(Failed(ordinal=None, code=error.code, message=str(error)))
+            return
+        self._worker = Worker(request, Arena(Path(request.arena)), store, coordinator, self.emit)
+        # Not awaited: while the coordinator is away, requests (Close among them) are still to be read.
+        self._spawn(self._worker.attach(), None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], ordinal: int | None) -> None:
+        task = asyncio.create_task(self._guard(work, ordinal))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def _guard(self, work: Coroutine[Any, Any, None], ordinal: int | None) -> None:
+        try:
+            await work
+        except EXPECTED as error:
+            self.emit(Failed(ordinal=ordinal, code=error.code, message=str(error)))
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        raise_defect(task)
+
+    async def _finish(self, grace_s: float) -> None:
+        pending = set(self._tasks)
+        if self._worker is not None and self._worker.full is not None:
+            pending.add(asyncio.create_task(self._worker.full.wait(grace_s)))
+        if pending:
+            await asyncio.wait(pending, timeout=grace_s)
+
+
+def main() -> int:
+    """Run the process; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="trainer_agent.sidecar", description=__doc__)
+    parser.add_argument("--socket", type=Path, required=True, help="where to listen; its directory must be private")
+    parser.add_argument("--parent", type=int, help="end when this process is no longer our parent")
+    options = parser.parse_args()
+    level = os.environ.get("WEIGHTCAST_LOG", "WARNING").upper()
+    logging.basicConfig(stream=sys.stderr, format="weightcast sidecar: %(levelname)s %(message)s", level="WARNING")
+    for name in ("trainer_agent", "weight_store"):
+        logging.getLogger(name).setLevel(level)
+    with contextlib.suppress(FileNotFoundError):
+        options.socket.unlink()
+    return asyncio.run(Sidecar(options.socket, options.parent).run())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What the sidecar must still know after it was killed: which slot is the base, at which position. One small file.
+
+Everything else it finds again: the trainer repeats what is undecided, the bucket says what was decided.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from weight_store.position import Position
+from weight_store.receipt import FullRef, Hex
+from weight_store.records import Count, Part, Record, Sha256, Uuid
+
+STATE_FILE = "state.json"
+
+
+class Base(Part):
+    """A slot holds exactly the weights of ``position``. ``digests``: XXH3-128 of each owned group, as in receipts."""
+
+    slot: int
+    position: Position
+    ordinal: Count | None = None
+    digests: Hex
+
+    def digest(self, entry: int) -> bytes:
+        """Digest of the rank's ``entry``-th group."""
+        return bytes.fromhex(self.digests[32 * entry : 32 * (entry + 1)])
+
+
+class State(Record):
+    """``state.json`` in the arena, replaced atomically.
+
+    ``full_due``: an extra full of this base is being uploaded; it is begun again after a crash. ``fulls`` are those of
+    this rank that are durable and not yet visible through a manifest.
+    """
+
+    FORMAT: ClassVar[str] = "weightcast.sidecar-state"
+
+    run_id: Uuid
+    layout: Sha256
+    base: Base | None = None
+    full_due: Base | None = None
+    fulls: tuple[FullRef, ...] = ()

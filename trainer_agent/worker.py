@@ -1,0 +1,273 @@
+"""The sidecar's work for one rank: takes the term, settles the layout, holds slots and state.
+
+What to do next is decided in session.py and decisions.py; here and in publication.py it is done.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from coordinator.client import CoordinatorClient
+from coordinator.wire import OfferReport, TermAnswer, TermRequest
+from trainer_agent.arena import Arena
+from trainer_agent.assets import upload_assets
+from trainer_agent.background import FullUpload
+from trainer_agent.decisions import wants_extra_full
+from trainer_agent.encoding import Encoder
+from trainer_agent.errors import SidecarFailed
+from trainer_agent.messages import AskServing, Attach, Attached, Event, Failed, FullDone, LayoutReady, Publish, Served
+from trainer_agent.patience import EXPECTED, Patience
+from trainer_agent.placement import place_groups
+from trainer_agent.publication import Publication
+from trainer_agent.session import Progress
+from trainer_agent.slots import Slots
+from trainer_agent.state import STATE_FILE, Base, State
+from weight_store.errors import LayoutError
+from weight_store.keys import offer_key
+from weight_store.layout import Layout
+from weight_store.offer import Offer
+from weight_store.reading import read_layout, read_manifest
+from weight_store.receipt import Asset
+from weight_store.records import MAX_COLUMNS_BYTES, pack, unpack
+from weight_store.register import Existing, create_or_read
+from weight_store.store import Store
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+LAYOUT_WAIT_S = 10.0
+TERM_WAIT_S = 20.0
+
+
+def _nonce() -> str:
+    return secrets.token_hex(8)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One rank's. ``emit`` hands events to the trainer; ``clock`` is monotonic seconds, ``nonce`` 16 hex digits."""
+
+    config: Attach
+    arena: Arena
+    store: Store
+    coordinator: CoordinatorClient
+    emit: Callable[[Event], None]
+    patience: Patience = field(default_factory=Patience)
+    clock: Callable[[], float] = time.monotonic
+    nonce: Callable[[], str] = _nonce
+    encoder: Encoder = field(default_factory=Encoder)
+    term: int = 0
+    run_id: str = ""
+    full: FullUpload | None = None
+    _layout: tuple[str, Layout] | None = None
+    _state: State | None = None
+    _slots: Slots | None = None
+    _assets: tuple[Asset, ...] | None = None
+
+    async def attach(self) -> None:
+        """Take the term, or confirm the one that an earlier sidecar of this launch took; pick up the arena's state.
+
+        Raises what the coordinator raises for good.
+        """
+        config = self.config
+        if config.term is None or config.run_id is None:
+            answer = await self.patience(f"run {config.run}", self._take_term)
+            self.term, self.run_id = answer.term, answer.run_id
+        else:
+            self.term, self.run_id = config.term, config.run_id
+        if config.layout is not None:
+            self._resume(config.layout)
+        base = self._state.base if self._state else None
+        self.emit(
+            Attached(
+                run_id=self.run_id,
+                term=self.term,
+                base_slot=base.slot if base else None,
+                full_slot=self.full_slot,
+            )
+        )
+
+    async def _take_term(self) -> TermAnswer:
+        first = self.config.rank == 0
+        request = TermRequest(launch=self.config.launch, takeover=first, wait_s=0 if first else TERM_WAIT_S)
+        return await self.coordinator.takeover(self.config.run, request)
+
+    def _resume(self, sha256: str) -> None:
+        raw, stored = self.arena.read("layout"), self.arena.read(STATE_FILE)
+        if raw is None:
+            raise SidecarFailed(f"{self.arena.path} lost its layout: start the training job again")
+        self._use_layout(sha256, Layout.parse(raw, key="layout"))
+        if stored is None:
+            return
+        found = State.parse(stored, key=STATE_FILE)
+        if (found.run_id, found.layout) == (self.run_id, sha256):
+            self._state = found
+            if found.full_due is not None:
+                self._start_full(found.full_due)
+
+    def _use_layout(self, sha256: str, layout: Layout) -> None:
+        self._layout = (sha256, layout)
+        self._state = State(run_id=self.run_id, layout=sha256)
+
+    @property
+    def known_layout(self) -> tuple[str, Layout]:
+        """SHA-256 and layout of this term. ``SidecarFailed`` before it was settled, like the next two."""
+        return self._known(self._layout)
+
+    @property
+    def layout_sha256(self) -> str:
+        """SHA-256 of the layout."""
+        return self.known_layout[0]
+
+    @property
+    def state(self) -> State:
+        """What a restart would find."""
+        return self._known(self._state)
+
+    @property
+    def slots(self) -> Slots:
+        """The arena's weights."""
+        if self._slots is None:
+            self._slots = Slots(self.arena, place_groups(self.known_layout[1].owned(self.config.rank)))
+        return self._slots
+
+    @staticmethod
+    def _known(value: T | None) -> T:
+        if value is None:
+            raise SidecarFailed("a publication came before the layout was settled")
+        return value
+
+    # -- layout --
+
+    async def settle_layout(self) -> None:
+        """Offer the arena's pieces, wait for all ranks, and put the layout into the arena."""
+        try:
+            await self.patience("offer", self._offer)
+            sha256 = await self._agree()
+            layout = await self.patience("layout", lambda: read_layout(self.store, self.config.run, sha256))
+            self.arena.write("layout", layout.to_bytes())
+        except EXPECTED as error:
+            self.emit(Failed(ordinal=None, code=error.code, message=str(error)))
+            return
+        self._use_layout(sha256, layout)
+        self.emit(LayoutReady(sha256=sha256))
+
+    async def _offer(self) -> None:
+        raw = self.arena.read("offer") or b""
+        offer = Offer.parse(raw, key="offer")
+        key = offer_key(self.config.run, self.term, offer.rank)
+        found = await create_or_read(self.store, key, pack(raw), MAX_COLUMNS_BYTES)
+        if isinstance(found, Existing) and unpack(found.data, key=key) != raw:
+            raise LayoutError(
+                f"rank {offer.rank} offered other pieces earlier in term {self.term}; a launch offers once: "
+                "start the training job again"
+            )
+        report = OfferReport(world_size=offer.world_size)
+        await self.coordinator.report_offer(self.config.run, self.term, offer.rank, report)
+
+    async def _agree(self) -> str:
+        run, world_size = self.config.run, self.config.world_size
+
+        async def ask() -> str | None:
+            answer = await self.coordinator.layout(run, self.term, world_size, wait_s=LAYOUT_WAIT_S)
+            if answer.layout is None:
+                _log.info("waiting for the offers of ranks %s", answer.missing[:10])
+            return answer.layout
+
+        while (sha256 := await self.patience("layout", ask)) is None:
+            await self.patience.sleep(0.1)
+        return sha256
+
+    # -- publications --
+
+    async def publish(self, request: Publish) -> None:
+        """Carry one publication through until it is sealed or has failed, and tell the trainer."""
+        progress = Progress(request.ordinal, request.step, request.slot, self.state.base, version=request.version)
+        await Publication(self, progress, resumed=request.resumed).carry_through()
+
+    async def ask_serving(self, request: AskServing) -> None:
+        """Put the trainer's question to the coordinator."""
+        try:
+            answer = await self.coordinator.wait(
+                self.config.run,
+                request.version,
+                regions=request.regions,
+                quorum=request.quorum,
+                timeout_s=request.timeout_s,
+            )
+        except EXPECTED as error:
+            self.emit(Served(id=request.id, reached=False, error=str(error)))
+        else:
+            self.emit(Served(id=request.id, reached=answer.reached))
+
+    def save(self, state: State) -> None:
+        """Make ``state`` the one that a restart finds."""
+        self.arena.write(STATE_FILE, state.to_bytes())
+        self._state = state
+
+    async def own_assets(self) -> tuple[Asset, ...]:
+        """The assets that rank 0 lists in its receipts; uploaded once a launch."""
+        if self._assets is None:
+            wanted = self.config.rank == 0 and self.config.assets_dir is not None
+            directory = Path(self.config.assets_dir or "")
+            self._assets = await upload_assets(self.store, self.config.run, directory) if wanted else ()
+        return self._assets
+
+    # -- extra fulls --
+
+    @property
+    def full_slot(self) -> int | None:
+        """The slot that a background upload reads."""
+        return self.full.slot if self.full else None
+
+    async def consider_full(self) -> None:
+        """Begin an extra full of the position just sealed, if all ranks do."""
+        base = self.state.base
+        if self.full is not None or base is None:
+            return
+        manifest = await read_manifest(self.store, self.config.run, base.position)
+        if wants_extra_full(manifest, self.config.full_every):
+            self.save(self.state.model_copy(update={"full_due": base}))
+            self._start_full(base)
+
+    def _start_full(self, base: Base) -> None:
+        self.full = FullUpload(
+            store=self.store,
+            config=self.config,
+            run_id=self.run_id,
+            layout=self.layout_sha256,
+            slots=self.slots,
+            base=base,
+            nonce=self.nonce,
+            clock=self.clock,
+            patience=self.patience,
+        )
+        self.full.start(self._full_ended)
+
+    def _full_ended(self) -> None:
+        full = self.full
+        if full is None:
+            return
+        fulls = (*self.state.fulls, full.result) if full.result else self.state.fulls
+        self.save(self.state.model_copy(update={"full_due": None, "fulls": fulls}))
+        self.full = None
+        self.emit(FullDone(slot=full.slot))
+
+    async def drop_full(self) -> None:
+        """Give a background upload up: its slot is needed."""
+        if self.full is not None:
+            await self.full.cancel()
+
+    async def close(self) -> None:
+        """Release what the worker holds."""
+        await self.drop_full()
+        self.encoder.close()
+        await self.coordinator.close()
+        await self.store.close()
