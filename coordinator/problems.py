@@ -122,6 +122,8 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     path = request.url.path[:200]
     if error.status_code == HTTPStatus.NOT_FOUND:
         return problem_response(UnknownRoute(f"there is nothing at {path}: the API is described at /docs"))
+    if error.status_code == BodyTooLarge.status:
+        return problem_response(_too_large())
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return problem_response(
@@ -157,7 +159,8 @@ class BodyLimit:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > MAX_BODY_BYTES:
-                raise _too_large()
+                # FastAPI lets this pass; any other exception would become a complaint about JSON.
+                raise HTTPException(BodyTooLarge.status)
             return message
 
         await self._app(scope, counting, send)

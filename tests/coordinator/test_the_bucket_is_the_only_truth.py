@@ -28,8 +28,12 @@ class Unreliable:
     ``request``: nothing happens. ``reply``: it happens and nobody is told.
     """
 
-    def __init__(self, store: Store, faults: dict[int, str]) -> None:
+    def __init__(self, store: Store, faults: dict[int, str] | None = None) -> None:
         self._store = store
+        self.arm(faults or {})
+
+    def arm(self, faults: dict[int, str]) -> None:
+        """Count writes from 0 again; ``writes`` are their keys."""
         self._faults = faults
         self._numbers = itertools.count()
         self.writes: list[str] = []
@@ -84,30 +88,30 @@ class Patient:
         return call
 
 
-async def life(place: Any, faults: dict[int, str]) -> tuple[list[int], list[str]]:
-    """Two publications, a takeover that fences a third, and a fourth, with faults; the sealed versions and writes."""
-    store = Unreliable(place.store, faults)
-    node = await place.node(store)
-    node.client = Patient(node.client)
-    first = await place.job(node).start()
+async def life(place: Any, node: Any, run: str) -> list[int]:
+    """Two publications, a takeover that fences a third, and a fourth; returns the sealed versions."""
+    first = await place.job(node, run=run).start()
     sealed = [await first.publish(step=1), await first.publish(step=2)]
     await first.open(step=3)
-    second = await place.job(node, "launch-b").start()
+    second = await place.job(node, "launch-b", run=run).start()
     sealed.append(await second.publish(step=3))
     with pytest.raises(Fenced):
         await first.open(step=4)
     assert all(version.state == "sealed" for version in sealed)
-    return [version.version for version in sealed], store.writes
+    return [version.version for version in sealed]
 
 
 @pytest.mark.parametrize("fault", ["request", "reply"])
 async def test_a_lost_write_of_any_kind_changes_nothing(place: Any, fault: str) -> None:
-    _, writes = await life(place, {})
-    for number in range(len(writes)):
-        fresh = type(place)(type(place.store)(), place.clock, place.settings, place.stack)
-        versions, _ = await life(fresh, {number: fault})
-        assert versions == [1, 2, 4], f"with the {fault} of write {number} ({writes[number]}) lost"
-        head, _ = await read_head(fresh.store, "demo")
+    store = Unreliable(place.store)
+    node = await place.node(store)
+    node.client = Patient(node.client)
+    assert await life(place, node, "no-fault") == [1, 2, 4]
+    for number, key in enumerate(list(store.writes)):
+        run = f"fault-{number}"
+        store.arm({number: fault})
+        assert await life(place, node, run) == [1, 2, 4], f"with the {fault} of writing {key} lost"
+        head, _ = await read_head(place.store, run)
         assert (head.term, head.position.version) == (2, 4)
 
 
@@ -187,32 +191,32 @@ async def test_two_coordinators_race_through_many_versions(place: Any, node: Any
 
 async def test_a_late_receipt_and_an_expiry_never_both_win(place: Any) -> None:
     outcomes = set()
-    for round_number in range(20):
-        fresh = type(place)(type(place.store)(), place.clock, place.settings, place.stack)
-        early, late = await fresh.node(), await fresh.node(settings=Settings(expire_after_s=1e9))
-        job = await fresh.job(late).start()
+    early, late = await place.node(), await place.node(settings=Settings(expire_after_s=1e9))
+    for turns in range(0, 60, 2):
+        run = f"race-{turns}"
+        job = await place.job(late, run=run).start()
         opened = await job.open(step=1)
-        await early.client.version("demo", 1)
+        await early.client.version(run, 1)
         await job.receipt(opened, 0)
         sha256 = await job.write_receipt(opened, 1)
-        fresh.clock.advance(121)
-        await asyncio.gather(job.report(opened, 1, sha256), _expire_blindly(early, after_turns=2 * round_number))
-        states = {(await n.client.version("demo", 1)).state for n in (early, late)}
+        place.clock.advance(121)
+        await asyncio.gather(job.report(opened, 1, sha256), _expire_blindly(early, run, turns))
+        states = {(await node.client.version(run, 1)).state for node in (early, late)}
         assert len(states) == 1
         state = states.pop()
-        register = await fresh.store.get(manifest_key("demo", 1), max_bytes=1 << 20)
-        head, _ = await read_head(fresh.store, "demo")
+        register = await place.store.get(manifest_key(run, 1), max_bytes=1 << 20)
+        head, _ = await read_head(place.store, run)
         is_manifest = record_format(register.data) == Manifest.FORMAT
         assert (state == "sealed") == is_manifest == (head.position.version == 1)
         outcomes.add(state)
     assert outcomes == {"sealed", "aborted"}
 
 
-async def _expire_blindly(node: Any, after_turns: int) -> None:
+async def _expire_blindly(node: Any, run_name: str, after_turns: int) -> None:
     """Let a coordinator that has not looked for receipts decide that time is over, some turns of the loop later."""
     for _ in range(after_turns):
         await asyncio.sleep(0)
-    run, _ = node.service.registry.get("demo")
+    run, _ = node.service.registry.get(run_name)
     await run.settle(probe=False)
 
 
@@ -251,7 +255,7 @@ class Pausing(Unreliable):
     """A store that lets a test act just before the first write of a key, like a coordinator that sleeps there."""
 
     def __init__(self, store: Store, key: str, meanwhile: Any) -> None:
-        super().__init__(store, {})
+        super().__init__(store)
         self._key, self._meanwhile = key, meanwhile
 
     async def _faulty(self, key: str, act: Any) -> str:

@@ -1,0 +1,176 @@
+"""Heartbeats, what they amount to, and waiting for a version to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from coordinator.ambient import Settings
+from coordinator.errors import Refused, TooBusy, UnknownVersion, VersionAborted, WrongRun
+from coordinator.fleet import reached
+from coordinator.wire import RegionVersion
+from weight_store.control import Control
+from weight_store.keys import control_key
+from weight_store.position import Position
+
+
+async def test_a_version_tells_how_far_each_region_is(job: Any, beat: Any, place: Any) -> None:
+    first = await job.publish(step=1)
+    second = await job.publish(step=2)
+    run_id, client = job.term.run_id, job.client
+    await client.heartbeat("demo", "eu-west", "a", beat(run_id, second.position, second.position))
+    await client.heartbeat("demo", "eu-west", "b", beat(run_id, second.position, first.position))
+    await client.heartbeat("demo", "us-east", "a", beat(run_id))
+    place.clock.advance(3)
+    regions = (await client.version("demo", 2)).regions
+    assert regions == (
+        RegionVersion(region="eu-west", agents=2, staged=2, serving=1, lag_versions=1, lag_s=3),
+        RegionVersion(region="us-east", agents=1, staged=0, serving=0, lag_versions=2, lag_s=3),
+    )
+    older = (await client.version("demo", 1)).regions[0]
+    assert (older.serving, older.lag_versions, older.lag_s) == (2, 0, 0)
+
+
+async def test_an_agent_that_falls_silent_stops_counting(job: Any, beat: Any, place: Any, node: Any) -> None:
+    sealed = await job.publish(step=1)
+    await job.client.heartbeat("demo", "eu-west", "a", beat(job.term.run_id, sealed.position, ttl_s=10))
+    place.clock.advance(10)
+    assert (await job.client.regions("demo"))[0].agents[0].age_s == 10
+    place.clock.advance(1)
+    assert await job.client.regions("demo") == []
+    await node.tick()
+    run, _ = node.service.registry.get("demo")
+    assert run.agents == {}
+
+
+async def test_targets_of_the_control_object_are_shown(job: Any, place: Any) -> None:
+    control = Control(run_id=job.term.run_id, targets={"eu-west": 3}, write_id="0" * 16)
+    await place.store.create(control_key("demo"), control.to_bytes())
+    (region,) = await job.client.regions("demo")
+    assert (region.region, region.target, region.agents) == ("eu-west", 3, ())
+
+
+async def test_agents_of_another_run_of_the_same_name_are_told(job: Any, beat: Any) -> None:
+    with pytest.raises(WrongRun, match="agent a holds weights of run 0000"):
+        await job.client.heartbeat("demo", "eu-west", "a", beat("00000000-0000-4000-8000-000000000000"))
+
+
+async def test_the_number_of_agents_is_bounded(job: Any, place: Any, beat: Any) -> None:
+    small = await place.node(settings=Settings(max_agents=2))
+    for agent in ("a", "b", "a"):
+        await small.client.heartbeat("demo", "eu-west", agent, beat(job.term.run_id))
+    with pytest.raises(TooBusy, match="2 agents"):
+        await small.client.heartbeat("demo", "eu-west", "c", beat(job.term.run_id))
+
+
+@pytest.mark.parametrize(
+    ("region", "agent"), [("EU", "a"), ("eu west", "a"), ("eu", "a b"), ("eu", "../x"), ("..", "a")]
+)
+async def test_names_are_checked(job: Any, beat: Any, region: str, agent: str) -> None:
+    with pytest.raises(Refused):
+        await job.client.heartbeat("demo", region, agent, beat(job.term.run_id))
+
+
+async def test_waiting_ends_when_the_regions_have_the_version(job: Any, beat: Any) -> None:
+    opened = await job.open(step=1)
+    run_id, client = job.term.run_id, job.client
+    await client.heartbeat("demo", "eu-west", "a", beat(run_id))
+    waiting = asyncio.create_task(client.wait("demo", 1, regions=["eu-west", "us-east"], timeout_s=60))
+    await asyncio.sleep(0.01)
+    await job.receipt(opened, 0)
+    sealed = await job.receipt(opened, 1)
+    for region in ("eu-west", "us-east"):
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await client.heartbeat("demo", region, "a", beat(run_id, sealed.position, sealed.position))
+    answer = await waiting
+    assert answer.reached
+    assert [region.serving for region in answer.regions] == [1, 1]
+
+
+async def test_waiting_tells_how_far_it_came(job: Any, beat: Any) -> None:
+    sealed = await job.publish(step=1)
+    await job.client.heartbeat("demo", "eu-west", "a", beat(job.term.run_id, sealed.position))
+    assert (await job.client.wait("demo", 1, state="sealed")).reached
+    assert (await job.client.wait("demo", 1, state="staged")).reached
+    serving = await job.client.wait("demo", 1)
+    assert (serving.reached, serving.regions[0].staged, serving.regions[0].serving) == (False, 1, 0)
+    assert not (await job.client.wait("demo", 1, state="staged", regions=["elsewhere"])).reached
+    assert not (await job.client.wait("demo", 2, state="sealed")).reached
+
+
+async def test_waiting_for_what_was_given_up_is_an_error(job: Any, place: Any, node: Any) -> None:
+    await job.open(step=1)
+    waiting = asyncio.create_task(job.client.wait("demo", 1, timeout_s=60))
+    await asyncio.sleep(0.01)
+    place.clock.advance(59)
+    await node.tick()
+    run, _ = node.service.registry.get("demo")
+    place.clock.advance(62)
+    await node.tick()
+    with pytest.raises(VersionAborted, match="expired"):
+        await waiting
+    assert run.view.slot.version == 2
+
+
+@pytest.mark.parametrize(
+    ("serving", "agents", "quorum", "enough"),
+    [
+        (1, 1, 1.0, True),
+        (9, 10, 1.0, False),
+        (7, 10, 0.7, True),
+        (6, 10, 0.7, False),
+        (0, 10, 0.01, False),
+        (0, 0, 1, False),
+    ],
+)
+def test_a_quorum_is_a_share_of_the_live_agents(serving: int, agents: int, quorum: float, enough: bool) -> None:
+    region = RegionVersion(region="eu", agents=agents, staged=0, serving=serving, lag_versions=0, lag_s=0)
+    assert reached([region], "serving", [], quorum) is enough
+    assert not reached([region], "serving", ["eu", "us"], quorum)
+    assert not reached([], "serving", [], quorum)
+
+
+async def test_long_polls_end_when_there_is_news(job: Any, place: Any) -> None:
+    opened = await job.open(step=1)
+    head = asyncio.create_task(job.client.head("demo", after=0, wait_s=60))
+    version = asyncio.create_task(job.client.version("demo", 1, wait_s=60))
+    await asyncio.sleep(0.01)
+    assert not head.done()
+    await job.receipt(opened, 0)
+    sealed = await job.receipt(opened, 1)
+    assert (await head).position == (await version).position == sealed.position
+    assert (await job.client.head("demo", after=1)).position == sealed.position  # no news: answers all the same
+    with pytest.raises(UnknownVersion):
+        await job.client.version("demo", 2, wait_s=60)
+
+
+async def test_a_long_poll_notices_what_another_coordinator_did(place: Any) -> None:
+    here, there = await place.tended(), await place.node()
+    job = await place.job(there).start()
+    waiting = asyncio.create_task(here.client.head("demo", after=0, wait_s=60))
+    await asyncio.sleep(0.05)
+    sealed = await job.publish(step=1)
+    assert (await waiting).position == sealed.position
+
+
+async def test_long_polls_end_when_the_coordinator_stops(job: Any, node: Any) -> None:
+    waiting = asyncio.create_task(job.client.head("demo", after=5, wait_s=60))
+    await asyncio.sleep(0.01)
+    node.service.registry.stop_waiting()
+    assert (await waiting).position == Position(version=0, sha256="0" * 64)
+    assert (await job.client.head("demo", after=5, wait_s=60)).position.version == 0
+
+
+async def test_the_loop_seals_and_expires_without_being_asked(place: Any) -> None:
+    here = await place.tended(settings=Settings(poll_s=0.01, expire_after_s=0.2))
+    job = await place.job(here).start()
+    opened = await job.open(step=1)
+    for rank in (0, 1):
+        await job.write_receipt(opened, rank)
+    assert (await here.client.version("demo", 1, wait_s=30)).state == "sealed"
+    job.published = 1
+    await job.open(step=2)
+    assert (await here.client.version("demo", 2, wait_s=30)).state == "aborted"
