@@ -20,9 +20,7 @@ from coordinator.ambient import Settings
 from coordinator.app import create_app
 from weight_store.boxes import Box
 from weight_store.chain import plan_chain
-from weight_store.keys import manifest_key
 from weight_store.layout import Layout
-from weight_store.local import LocalStore
 from weight_store.manifest import Manifest
 from weight_store.opening import open_store
 from weight_store.position import Position

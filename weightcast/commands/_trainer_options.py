@@ -1,0 +1,42 @@
+"""Options that the commands which publish have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import torch
+
+_DTYPES = {"keep": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+def publishing_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--run``, ``--store``, ``--coordinator``, ``--dtype`` and ``--full-every``."""
+    options = (
+        click.option("--run", required=True, envvar="WEIGHTCAST_RUN", help="Name of the training run."),
+        click.option("--store", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…"),
+        click.option(
+            "--coordinator",
+            default="http://127.0.0.1:8470",
+            show_default=True,
+            envvar="WEIGHTCAST_COORDINATOR",
+            help="Address of the coordinator.",
+        ),
+        click.option(
+            "--dtype",
+            default="keep",
+            show_default=True,
+            type=click.Choice(list(_DTYPES)),
+            help="Cast floats of 16 bits and more to this; keep: publish what the files hold.",
+        ),
+        click.option("--full-every", default=50, show_default=True, type=click.IntRange(min=0)),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def dtype_of(name: str) -> torch.dtype | None:
+    """The value of ``--dtype``."""
+    return _DTYPES[name]
