@@ -40,7 +40,7 @@ demo: setup ## Run the whole path on this machine and prove it bit-exact (ARGS='
 test: setup ## Run all tests against a real S3 server and real processes (ARGS='tests/codec -x')
 	@$(BIN)/python -m pytest -q -m "not packaging" $(ARGS)
 
-packaging: setup ## Build wheel and sdist, install both in fresh environments, use them
+packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house
 
 check: setup ## Lint, format, types, layers and size budget

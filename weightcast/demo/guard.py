@@ -72,6 +72,8 @@ class _WholeShapes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor) and tuple(leaf.shape) in self._whole:
+            # Integers are raw bytes of shared memory, whose lengths mean nothing.
+            plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, DTensor) and leaf.is_floating_point()
+            if plain and tuple(leaf.shape) in self._whole:
                 raise DemoError(f"publishing made a whole {list(leaf.shape)} tensor with {func}: it is sharded")
         return result

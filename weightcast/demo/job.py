@@ -21,8 +21,8 @@ from weightcast.demo.learning import Rewards, policy_step, warm_up_step
 from weightcast.demo.policy import Policy, PolicyConfig
 
 _WARM_UP_RATE = 1e-3
-_WARM_UP_BATCH = 48
-_PROMPTS = 6
+_WARM_UP_BATCH = 32
+_PROMPTS = 4
 _SAMPLES = 8
 
 

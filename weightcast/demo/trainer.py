@@ -10,7 +10,6 @@ import contextlib
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -29,6 +28,7 @@ from weightcast.demo.policy import PolicyConfig
 from weightcast.demo.settings import RUN, JobSettings
 
 _SEAL_TIMEOUT_S = 120.0
+_HURRIED_CLOSE_S = 1.0
 
 
 def main(arguments: list[str]) -> int:
@@ -82,7 +82,7 @@ def _make_job(settings: JobSettings, log: events.EventLog) -> Job:
 def _train(settings: JobSettings, rank: int, log: events.EventLog) -> None:
     job = _make_job(settings, log)
     save_places(settings.work / f"places-{rank}.json", job.boxes())
-    with contextlib.closing(_publisher(settings)) as publisher:
+    with _publisher(settings) as publisher:
         waiting: _Waiting | None = None
         for step in range(settings.first_step, settings.last_step + 1):
             earned, changed, elements, step_s = checked_step(job, step)
@@ -101,14 +101,22 @@ def _train(settings: JobSettings, rank: int, log: events.EventLog) -> None:
         log.add(events.Finished(rank, settings.last_step))
 
 
-def _publisher(settings: JobSettings) -> Publisher:
-    return Publisher(
+@contextlib.contextmanager
+def _publisher(settings: JobSettings) -> Iterator[Publisher]:
+    publisher = Publisher(
         run=RUN,
         store=settings.store,
         coordinator=settings.coordinator,
         assets_dir=_assets(settings),
         strict=True,
     )
+    try:
+        yield publisher
+    except BaseException:
+        # Somebody wants to leave, or the demo has failed: nothing is worth waiting for.
+        publisher.close(timeout=_HURRIED_CLOSE_S)
+        raise
+    publisher.close()
 
 
 def _assets(settings: JobSettings) -> Path:
@@ -122,16 +130,17 @@ def _assets(settings: JobSettings) -> Path:
 
 
 class _Waiting:
-    """A publication that is not sealed yet, and how long the training step was blocked for it."""
+    """A publication that is not sealed yet."""
 
-    def __init__(self, step: int, handle: Handle, copy_s: float) -> None:
-        self._step, self._handle, self._copy_s = step, handle, copy_s
+    def __init__(self, step: int, handle: Handle) -> None:
+        self._step, self._handle = step, handle
 
     def settle(self, rank: int, log: events.EventLog) -> None:
-        """Wait until it is a version, and tell so. Every version of the demo counts, so an error ends the job."""
-        version = self._handle.sealed(_SEAL_TIMEOUT_S)
-        if self._handle.error is not None:
-            raise self._handle.error
+        """Wait until it is a version, and tell so; raises its error, as every version of the demo counts."""
+        try:
+            version = self._handle.sealed(_SEAL_TIMEOUT_S)
+        except TimeoutError as error:
+            raise DemoError(str(error)) from None
         stats = self._handle.stats
         if rank == 0 and stats is not None:
             log.add(
@@ -140,7 +149,7 @@ class _Waiting:
                     version=version,
                     payload_bytes=stats.payload_bytes,
                     weight_bytes=stats.weight_bytes,
-                    copy_s=self._copy_s,
+                    copy_s=stats.copy_s,
                     encode_s=stats.encode_s,
                     upload_s=stats.upload_s,
                     seal_s=stats.seal_s,
@@ -149,10 +158,8 @@ class _Waiting:
 
 
 def _publish(job: Job, publisher: Publisher, step: int) -> _Waiting:
-    started = time.perf_counter()
     with nothing_gathered(job.sharded()):
-        handle = publisher.publish(job.published(), step=step, dtype=torch.bfloat16)
-    return _Waiting(step, handle, time.perf_counter() - started)
+        return _Waiting(step, publisher.publish(job.published(), step=step, dtype=torch.bfloat16))
 
 
 if __name__ == "__main__":
