@@ -13,7 +13,7 @@ from weight_store.local import LocalStore
 from weight_store.object_keys import check_object_key
 from weight_store.retry import Retrier, RetryingStore, RetryPolicy, with_retry
 from weight_store.s3 import S3Store
-from weight_store.s3_settings import S3Location, S3Options
+from weight_store.s3_settings import S3Location, S3Options, check_endpoint
 from weight_store.store import Store
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -106,7 +106,7 @@ def _s3_location(parts: SplitResult) -> S3Location:
     region = settings.get("region")
     if region is not None and not _REGION.fullmatch(region):
         raise StoreRefused(f"{region[:80]!r} is not a region name: correct ?region= in the store URL")
-    return S3Location(bucket, prefix, None if endpoint is None else _endpoint(endpoint), region)
+    return S3Location(bucket, prefix, None if endpoint is None else check_endpoint(endpoint), region)
 
 
 def _settings(query: str) -> dict[str, str]:
@@ -122,19 +122,6 @@ def _settings(query: str) -> dict[str, str]:
             raise StoreRefused(f"the store URL sets {name} twice")
         settings[name] = value
     return settings
-
-
-def _endpoint(endpoint: str) -> str:
-    try:
-        parts = urlsplit(endpoint)
-        _ = parts.port
-    except ValueError as error:
-        raise StoreRefused(f"the endpoint in the store URL cannot be read: {error}") from None
-    if "@" in parts.netloc:
-        raise StoreRefused("the endpoint in the store URL holds credentials: remove them")
-    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
-        raise StoreRefused(f"the endpoint {endpoint[:200]!r} is not an address such as http://host:9000")
-    return endpoint.rstrip("/")
 
 
 def _local_path(parts: SplitResult) -> str:

@@ -78,7 +78,7 @@ class S3Store:
             raise ObjectTooLarge(f"object {key} has {max(size, len(data))} bytes; at most {max_bytes} are allowed here")
         if "ContentLength" in answer and len(data) != size:
             raise StoreUnavailable(f"object {key} was cut short at byte {len(data)} of {size}", key=key)
-        return Blob(bytes(data), answer["ETag"])
+        return Blob(bytes(data), _etag_of(answer, key))
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """See :meth:`~weight_store.store.Store.read_into`. An empty buffer asks nothing of the store."""
@@ -147,10 +147,10 @@ class S3Store:
                 yield Entry(
                     self._location.relative_key(found["Key"]),
                     int(found["Size"]),
-                    found["ETag"],
+                    found.get("ETag", ""),
                     found["LastModified"].timestamp(),
                 )
-            if not page.get("IsTruncated"):
+            if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
@@ -184,7 +184,7 @@ class S3Store:
             client = await self._connected()
             body = bytearray(data) if len(data) <= _ONE_TRIP_BYTES else data
             answer = await client.put_object(**self._address(key), Body=body, **integrity, **condition)
-        return str(answer["ETag"])
+        return _etag_of(answer, key)
 
     @asynccontextmanager
     async def _body(self, key: str, **more: str) -> AsyncIterator[tuple[Mapping[str, Any], AsyncIterator[bytes]]]:
@@ -215,6 +215,13 @@ class S3Store:
                 opening: AbstractAsyncContextManager[Any] = session.create_client("s3", **arguments)
                 self._client = await self._stack.enter_async_context(opening)
             return self._client
+
+
+def _etag_of(answer: Mapping[str, Any], key: str) -> str:
+    etag = str(answer.get("ETag", ""))
+    if not etag:
+        raise StoreRefused(f"the store gives no ETag (object {key}), so nothing could be replaced safely", key=key)
+    return etag
 
 
 def _check_range(answer: Mapping[str, Any], key: str, offset: int, end: int) -> None:

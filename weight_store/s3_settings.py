@@ -6,9 +6,11 @@ import functools
 import os
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore.loaders import create_loader
 
+from weight_store.errors import StoreRefused
 from weight_store.s3_errors import Place
 
 MIB = 2**20
@@ -67,11 +69,27 @@ class S3Options:
     content_md5: bool = True
 
 
+def check_endpoint(endpoint: str) -> str:
+    """Return ``endpoint`` if it is an ``http(s)://host[:port]`` address without credentials; ``StoreRefused``."""
+    try:
+        parts = urlsplit(endpoint)
+        _ = parts.port
+    except ValueError as error:
+        raise StoreRefused(f"the store's endpoint cannot be read: {error}") from None
+    if "@" in parts.netloc:
+        # Not repeated in the message: it holds a secret.
+        raise StoreRefused("the store's endpoint holds credentials: remove them")
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+        raise StoreRefused(f"the store's endpoint {endpoint[:200]!r} is not an address such as http://host:9000")
+    return endpoint.rstrip("/")
+
+
 def client_arguments(
     location: S3Location, options: S3Options, config_class: Any, *, read_timeout_s: float, connections: int
 ) -> dict[str, Any]:
     """Return the keyword arguments of ``create_client``, for boto3's ``Config`` or aiobotocore's ``AioConfig``."""
     custom = location.server is not None
+    check_endpoint(location.server or "https://s3.amazonaws.com")
     config = config_class(
         connect_timeout=options.connect_timeout_s,
         read_timeout=read_timeout_s,

@@ -38,7 +38,7 @@ async def test_memory_does_not_grow_with_the_object(s3_store_url: Callable[[str]
     piece = bytes(MIB)
     tracemalloc.start()
     async with store.upload("v/x.shard") as upload:
-        for _ in range(60):
+        for _ in range(40):
             await upload.write(piece)
         await upload.commit()
     _, peak = tracemalloc.get_traced_memory()

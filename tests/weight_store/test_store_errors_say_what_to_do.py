@@ -143,38 +143,36 @@ async def test_a_server_that_never_answers(canned: Any) -> None:
             assert "did not answer in time" in str(failure)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "kind", "words"),
-    [
-        (409, "ConditionalRequestConflict", PreconditionFailed, "being written"),
-        (412, "PreconditionFailed", PreconditionFailed, "exists already"),
-        (409, "OperationAborted", StoreUnavailable, "conflicting operation"),
-        (503, "SlowDown", StoreThrottled, "fewer requests"),
-        (503, "ServiceUnavailable", StoreThrottled, "fewer requests"),
-        (429, "TooManyRequests", StoreThrottled, "fewer requests"),
-        (500, "InternalError", StoreUnavailable, "InternalError"),
-        (502, "Whatever", StoreUnavailable, "Whatever"),
-        (403, "RequestTimeTooSkewed", StoreUnavailable, "synchronise the clock"),
-        (400, "RequestTimeout", StoreUnavailable, "too slowly"),
-        (400, "BadDigest", StoreUnavailable, "damaged"),
-        (404, "NoSuchBucket", StoreRefused, "does not exist"),
-        (403, "InvalidAccessKeyId", StoreRefused, "AWS_ACCESS_KEY_ID"),
-        (403, "SignatureDoesNotMatch", StoreRefused, "AWS_SECRET_ACCESS_KEY"),
-        (403, "AccessDenied", StoreRefused, "s3:ListBucket"),
-        (400, "ExpiredToken", StoreRefused, "AWS_SESSION_TOKEN"),
-        (400, "AuthorizationHeaderMalformed", StoreRefused, "region="),
-        (501, "NotImplemented", StoreRefused, "conditional writes"),
-        (400, "SomethingNew", StoreRefused, "SomethingNew: no"),
-    ],
-)
-async def test_each_answer_has_its_class(
-    canned: Any, status: int, code: str, kind: type[StoreError], words: str
-) -> None:
-    canned.refuse(status, code)
+ANSWERS: list[tuple[int, str, type[StoreError], str]] = [
+    (409, "ConditionalRequestConflict", PreconditionFailed, "being written"),
+    (412, "PreconditionFailed", PreconditionFailed, "exists already"),
+    (409, "OperationAborted", StoreUnavailable, "conflicting operation"),
+    (503, "SlowDown", StoreThrottled, "fewer requests"),
+    (503, "ServiceUnavailable", StoreThrottled, "fewer requests"),
+    (429, "TooManyRequests", StoreThrottled, "fewer requests"),
+    (500, "InternalError", StoreUnavailable, "InternalError"),
+    (502, "Whatever", StoreUnavailable, "Whatever"),
+    (403, "RequestTimeTooSkewed", StoreUnavailable, "synchronise the clock"),
+    (400, "RequestTimeout", StoreUnavailable, "too slowly"),
+    (400, "BadDigest", StoreUnavailable, "damaged"),
+    (404, "NoSuchBucket", StoreRefused, "does not exist"),
+    (403, "InvalidAccessKeyId", StoreRefused, "AWS_ACCESS_KEY_ID"),
+    (403, "SignatureDoesNotMatch", StoreRefused, "AWS_SECRET_ACCESS_KEY"),
+    (403, "AccessDenied", StoreRefused, "s3:ListBucket"),
+    (400, "ExpiredToken", StoreRefused, "AWS_SESSION_TOKEN"),
+    (400, "AuthorizationHeaderMalformed", StoreRefused, "region="),
+    (501, "NotImplemented", StoreRefused, "conditional writes"),
+    (400, "SomethingNew", StoreRefused, "SomethingNew: no"),
+]
+
+
+async def test_each_answer_has_its_class(canned: Any) -> None:
     async with opened(canned.url) as store:
-        for failure in await every_failure(store):
-            assert type(failure) is kind
-            assert words in str(failure)
+        for status, code, kind, words in ANSWERS:
+            canned.refuse(status, code)
+            for failure in await every_failure(store):
+                assert type(failure) is kind, code
+                assert words in str(failure)
 
 
 async def test_a_missing_object_has_its_class(canned: Any) -> None:
@@ -187,12 +185,13 @@ async def test_a_missing_object_has_its_class(canned: Any) -> None:
             await store.replace("head", b"x", etag='"e"')
 
 
-@pytest.mark.parametrize("page", [b"<html>who are you?</html>", b"<Error><Code>Slow", b""])
-async def test_an_answer_that_is_no_s3_is_unavailable(canned: Any, page: bytes) -> None:
-    canned.answer = b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s" % (len(page), page)
+async def test_an_answer_that_is_no_s3_is_unavailable(canned: Any) -> None:
     async with opened(canned.url) as store:
-        for failure in await every_failure(store):
-            assert isinstance(failure, StoreUnavailable)
+        for page in (b"<html>who are you?</html>", b"<Error><Code>Slow", b""):
+            head = b"HTTP/1.1 502 Bad Gateway\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(page)
+            canned.answer = head + page
+            for failure in await every_failure(store):
+                assert isinstance(failure, StoreUnavailable)
 
 
 async def test_an_answer_without_a_length_is_still_bounded(canned: Any) -> None:

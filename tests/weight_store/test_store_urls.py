@@ -118,6 +118,16 @@ async def test_the_endpoint_may_come_from_the_environment(
     await store.close()
 
 
+async def test_an_endpoint_in_the_environment_is_checked_too(
+    aws_environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "localhost:9000")
+    store = open_store("s3://bucket")
+    with pytest.raises(StoreRefused, match="'localhost:9000' is not an address"):
+        await check_reachable(store)
+    await store.close()
+
+
 @pytest.mark.parametrize("server", ["seaweed", "ministack"])
 async def test_a_presigned_address_reads_one_object_without_credentials(
     s3_store_url: Callable[[str], str], server: str
