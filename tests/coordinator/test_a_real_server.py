@@ -1,0 +1,172 @@
+"""The command, a real process, real HTTP and a real S3 server: the whole life of a run, and kill -9 in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.client import Backoff, CoordinatorClient, Event, retrying
+from coordinator.errors import CoordinatorUnreachable
+from weight_store.opening import open_store
+
+WEIGHTCAST = str(Path(sys.executable).with_name("weightcast"))
+
+
+class Server:
+    """A ``weightcast coordinator`` process."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._ready = directory / f"ready-{time.monotonic_ns()}"
+        self._log = self._ready.with_suffix(".log")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [WEIGHTCAST, "coordinator", "--ready-file", str(self._ready), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self.first_line = ""
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        self.first_line = self.process.stdout.readline().decode().strip()
+        assert self.first_line.startswith("listening on http://127.0.0.1:"), self.log
+        assert self.first_line.endswith(self._ready.read_text().strip())
+        return self._ready.read_text().strip()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    started: list[Server] = []
+
+    def start(*arguments: str) -> Server:
+        started.append(Server(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+
+
+async def until_broken(stream: AsyncIterator[Event], last: str) -> str:
+    """Read a stream until its connection breaks; the last id that came."""
+    with contextlib.suppress(CoordinatorUnreachable):
+        while True:
+            last = (await asyncio.wait_for(anext(stream), 20)).id
+    return last
+
+
+async def test_a_run_lives_through_the_death_of_its_coordinator(
+    place: Any, serve: Callable[..., Server], s3_url: Callable[..., str]
+) -> None:
+    store_url = s3_url("coordinator", f"life-{time.monotonic_ns()}")
+    first = serve("--store", store_url, "--port", "0", "--poll", "0.1")
+    store = open_store(store_url)
+    try:
+        client = CoordinatorClient(first.url())
+        await client.ready()
+        place.store = store
+        job = await place.job(type("Node", (), {"client": client})).start()
+        stream = client.events("demo")
+        sealed = await job.publish(step=1)
+        assert (await asyncio.wait_for(anext(stream), 20)).name == "sealed"
+        opened = await job.open(step=2)
+        await job.receipt(opened, 0)
+
+        first.end(signal.SIGKILL)
+        last_event_id = await until_broken(stream, "1.2")
+        with pytest.raises(CoordinatorUnreachable):
+            await client.head("demo")
+        await client.close()
+
+        second = serve("--store", store_url, "--port", "0", "--poll", "0.1")
+        job.client = CoordinatorClient(second.url())
+        assert (await job.client.head("demo")).position == sealed.position
+        await job.write_receipt(opened, 1)  # the report of this one is lost: the bucket is looked at
+        done = await job.client.version("demo", 2, wait_s=30)
+        assert (done.state, done.parent) == ("sealed", sealed.position)
+        resumed = job.client.events("demo", last_event_id=last_event_id)
+        seen = []
+        while not seen or seen[-1] != "sealed 2.2":
+            found = await asyncio.wait_for(anext(resumed), 20)
+            seen.append(f"{found.name} {found.id}")
+        assert seen in (["sealed 2.2"], ["opened 2.1", "sealed 2.2"])
+
+        polling = asyncio.create_task(job.client.head("demo", after=2, wait_s=60))
+        await asyncio.sleep(0.2)
+        status = await asyncio.to_thread(second.end, signal.SIGTERM)
+        assert (status, (await polling).position) == (0, done.position)
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(resumed), 20)
+        await job.client.close()
+        assert "Traceback" not in first.log + second.log
+    finally:
+        await store.close()
+
+
+async def test_a_client_waits_for_a_coordinator_that_is_not_there_yet(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with CoordinatorClient(f"http://127.0.0.1:{port}") as client:
+        failures: list[str] = []
+        waiting = asyncio.create_task(
+            retrying(
+                client.health,
+                Backoff(first_s=0.1, longest_s=0.5, budget_s=60),
+                on_failure=lambda error, pause_s: failures.append(str(error)),
+            )
+        )
+        await asyncio.sleep(0.2)
+        serve("--store", f"file://{tmp_path}/store", "--port", str(port))
+        assert (await waiting).status == "ok"
+    assert f"http://127.0.0.1:{port} does not answer" in failures[0]
+
+
+def refusal(*arguments: str) -> str:
+    done = subprocess.run(
+        [WEIGHTCAST, "coordinator", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def test_what_keeps_it_from_starting_is_one_sentence(
+    tmp_path: Path, s3_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = s3_url("coordinator")
+    missing = there.replace("s3://coordinator", "s3://no-such-bucket-here")
+    assert "no-such-bucket-here" in refusal("--store", missing, "--port", "0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        sentence = refusal("--store", f"file://{tmp_path}/store", "--port", port)
+    assert f"cannot listen on 127.0.0.1:{port}" in sentence
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    told = refusal("--store", there, "--port", "0")
+    assert "not-the-secret" not in told
