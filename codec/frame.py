@@ -88,40 +88,48 @@ def decode_full(frame: Buffer, *, container: str = "torch") -> ArrayLike:
     head, payloads = header.read(frame)
     if head.base_digest is not None:
         raise InvalidInput("the frame is a delta: apply_delta() it to its base")
-    changes = _decode(head, payloads, None)
-    bits = np.empty(0, head.dtype.bits)
-    if len(changes) == 1 and changes[0].whole is not None:
-        bits = changes[0].whole
-    elif changes:
-        bits = np.concatenate([c.whole for c in changes if c.whole is not None])
+    bits = np.empty(head.count, head.dtype.bits)  # header.read has checked that the payloads can hold as much
+
+    def fill(job: tuple[slice, memoryview]) -> None:
+        chunk, payload = job
+        apply_change(bits[chunk], _decode_chunk(head, payload, None, chunk))
+
+    _on_all_cores(fill, zip(head.chunks, payloads, strict=True))
+    _compare(digest(bits), head)
     return dtypes.from_bits(bits, head.dtype, head.shape, container)
 
 
-def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits | None) -> list[Change]:
+def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits) -> list[Change]:
     """The change of every chunk, verified together against the digest of the result."""
-    if head.base_digest is None:
-        base = None
-        if any(needs_base(p) for p in payloads):
-            raise CorruptFrame("a full frame holds a payload that needs a base")
 
     def decode(job: tuple[slice, memoryview]) -> Change:
         chunk, payload = job
-        return decode_group(None if base is None else base[chunk], payload, head.dtype.name, chunk.stop - chunk.start)
+        return _decode_chunk(head, payload, None if head.base_digest is None else base[chunk], chunk)
 
     changes = _on_all_cores(decode, zip(head.chunks, payloads, strict=True))
-    if _digest_of(head.chunks, changes, base) != head.digest:
-        raise CorruptFrame("the frame decodes to other bytes than its digest says; fetch it again")
+    _compare(_digest_of(head.chunks, changes, base), head)
     return changes
 
 
-def _digest_of(chunks: list[slice], changes: list[Change], base: Bits | None) -> bytes:
+def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chunk: slice) -> Change:
+    if base is None and needs_base(payload):
+        raise CorruptFrame("a full frame holds a payload that needs a base")
+    return decode_group(base, payload, head.dtype.name, chunk.stop - chunk.start)
+
+
+def _compare(found: bytes, head: FrameHeader) -> None:
+    if found != head.digest:
+        raise CorruptFrame("the frame decodes to other bytes than its digest says; fetch it again")
+
+
+def _digest_of(chunks: list[slice], changes: list[Change], base: Bits) -> bytes:
     if len(changes) == 1:
         return changes[0].digest
     hasher = xxhash.xxh3_128()
     for chunk, change in zip(chunks, changes, strict=True):
         if change.whole is not None:
             hasher.update(as_bytes(change.whole))
-        elif base is not None:
+        else:
             update_patched(hasher, base[chunk], change.index, change.bits)
     return hasher.digest()
 

@@ -83,6 +83,39 @@ def test_a_zstd_frame_that_claims_too_much():
     assert peak_of(lambda: codec.decode_group(base, body, "BF16", 200), codec.CorruptFrame) < MIB
 
 
+def test_a_claim_is_checked_before_anything_is_allocated_for_it():
+    claims = zstandard.ZstdCompressor().compress(BOMB)[:20]
+    reader = streams.Reader(memoryview(stream(streams.ZSTD, claims)))
+    assert peak_of(lambda: streams.unpack(reader, len(BOMB)), codec.CorruptFrame) < MIB
+
+
+def unfinished_deflate(plain):
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(plain) + packer.flush(zlib.Z_SYNC_FLUSH)
+
+
+def finished_deflate(plain):
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(plain) + packer.flush()
+
+
+@pytest.mark.parametrize(
+    ("compressor", "stored"),
+    [
+        (streams.DEFLATE, unfinished_deflate(bytes(100))),
+        (streams.DEFLATE, finished_deflate(bytes(100)) + b"x"),
+        (streams.BZIP2, bz2.compress(bytes(100)) + b"x"),
+        (streams.BZIP2, bz2.compress(bytes(100))[:-1]),
+        (streams.ZSTD, zstandard.ZstdCompressor().compress(bytes(100)) + b"x"),
+        (streams.ZSTD, zstandard.ZstdCompressor().compress(bytes(100)) * 2),
+        (streams.STORED, bytes(101)),
+    ],
+)
+def test_a_stream_ends_with_its_last_byte(compressor, stored):
+    with pytest.raises(codec.CorruptFrame):
+        streams.unpack(streams.Reader(memoryview(stream(compressor, stored))), 100)
+
+
 def test_fields_cannot_announce_more_changes_than_elements():
     body = b"\x03" + streams.varint(2**60) + b"\x04\x02" + streams.varint(0)
     with pytest.raises(codec.CorruptFrame, match="at most 200"):
@@ -122,3 +155,17 @@ def test_shapes_no_frame_can_have(shape):
     head = header.FrameHeader(dtypes.find("BF16"), shape, bytes(16), None)
     with pytest.raises(codec.InvalidInput):
         head.validate()
+
+
+@pytest.mark.parametrize(
+    ("shape", "base_digest"),
+    [((0, 2**42, 2**42), None), ((2**42, 2), None), ((1,) * 33, None), ((0, 5), bytes(16)), ((), bytes(16))],
+    ids=str,
+)
+def test_headers_that_only_somebody_hostile_writes(monkeypatch, shape, base_digest):
+    head = header.FrameHeader(dtypes.find("BF16"), shape, codec.digest(b""), base_digest)
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(header.FrameHeader, "validate", lambda self: None)
+        frame = header.write(head, [])
+    with pytest.raises(codec.CorruptFrame):
+        codec.decode_full(frame)

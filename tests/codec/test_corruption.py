@@ -130,3 +130,11 @@ def test_unknown_methods_and_compressors_are_unsupported(bf16_pair):
     for payload in (b"\x06", b"\xff", b"\x02\x04\x00", b"\x05\x09\x00"):
         with pytest.raises(codec.UnsupportedFrame, match="upgrade"):
             codec.decode_group(bf16_pair.base, payload, "BF16", bf16_pair.base.size)
+
+
+@pytest.mark.parametrize("widths", [(3, 1), (8, 1), (1, 3), (1, 4), (1, 8)], ids=str)
+def test_widths_that_fields_cannot_have(widths):
+    gaps, steps = (b"\x00\x01\x00" * n for n in widths)
+    payload = b"\x03\x01" + bytes(widths) + b"\x00" + gaps + steps
+    with pytest.raises(codec.CorruptFrame, match="impossible"):
+        codec.decode_group(np.zeros(9, np.uint16), payload, "BF16", 9)
