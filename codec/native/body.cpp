@@ -8,15 +8,15 @@ namespace {
 constexpr uint8_t kModel = 0;      // low four bits of the first byte; the high four are flags, none defined yet
 constexpr int kSmallestChunk = 12;  // log2 of weights: one segment
 constexpr int kLargestChunk = 24;
-constexpr int kDenseChunk = 21;
+constexpr int kDenseChunk = 22;
 
 size_t chunks_of(size_t count, int chunk_log2) { return (count >> chunk_log2) + ((count & (((size_t)1 << chunk_log2) - 1)) != 0); }
 
 // Chunks share no model, so large ones are smaller in sum; but an encoder holds the events of a chunk in memory, so
-// that a dense delta, whose models cost next to nothing, takes small ones. Looks at 64 weights in 4096.
+// that a dense delta, whose models cost next to nothing, takes small ones. Looks at 64 weights in 65,536.
 int choose_chunk(const uint8_t* base, const uint8_t* fresh, size_t count, int width, const Kernels& kernels) {
     size_t differ = 0, seen = 0;
-    for (size_t i = 0; i + 64 <= count; i += 4096, seen += 64) {
+    for (size_t i = 0; i + 64 <= count; i += 65536, seen += 64) {
         uint64_t mask;
         kernels.diff(base + i * (size_t)width, fresh + i * (size_t)width, 64, &mask);
         for (; mask; mask &= mask - 1) differ++;
@@ -28,12 +28,13 @@ template <class T>
 uint64_t encode_chunks(const T* base, const T* fresh, size_t count, Field field, int chunk_log2, const Kernels& kernels,
                        std::vector<uint8_t>& out) {
     const size_t chunk = (size_t)1 << chunk_log2, chunks = chunks_of(count, chunk_log2);
-    if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, out) : 0;
+    Workspace<T> work;
+    if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, work, out) : 0;
     std::vector<uint8_t> bodies;
     std::vector<size_t> ends;
     uint64_t changes = 0;
     for (size_t i = 0; i < count; i += chunk) {
-        changes += encode_chunk(base + i, fresh + i, std::min(chunk, count - i), field, kernels, bodies);
+        changes += encode_chunk(base + i, fresh + i, std::min(chunk, count - i), field, kernels, work, bodies);
         ends.push_back(bodies.size());
     }
     Writer writer(out);

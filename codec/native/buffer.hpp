@@ -11,7 +11,7 @@ namespace weightcast {
 template <class T>
 class Buffer {
   public:
-    explicit Buffer(size_t room = 0) { reserve(room); }
+    Buffer() = default;
     ~Buffer() { std::free(data_); }
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
@@ -20,6 +20,8 @@ class Buffer {
     T* end() { return data_ + size_; }
     size_t size() const { return size_; }
     T& operator[](size_t i) { return data_[i]; }
+
+    void clear() { size_ = 0; }
 
     // Makes room for `more` elements past the end.
     void reserve(size_t more) {

@@ -2,12 +2,35 @@
 #pragma once
 
 #include "ulp.hpp"
+#include "values.hpp"
 
 namespace weightcast {
 
+// The events of a lane so far, and the hazard at the last one relative to the lane's next block.
+struct LaneEvents {
+    Buffer<Interval> events;
+    int64_t base = 0;
+    size_t used = 0;  // events up to the last change: skips after it are not coded
+};
+
+// Memory that an encoder takes along from chunk to chunk: fresh pages cost more than the work done in them.
+template <class T>
+struct Workspace {
+    LaneEvents lanes[2];
+    Changes<T> changes;
+    Buffer<uint32_t> words;
+
+    void clear() {
+        for (LaneEvents& lane : lanes) lane.events.clear(), lane.base = 0, lane.used = 0;
+        changes.before.clear();
+        changes.after.clear();
+    }
+};
+
+// Appends the chunk and returns how many weights differ.
 template <class T>
 uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels,
-                      std::vector<uint8_t>& out);
+                      Workspace<T>& work, std::vector<uint8_t>& out);
 
 // How many of a chunk's weights change, from its first bytes.
 Fault chunk_changes(const uint8_t* body, size_t size, size_t count, uint64_t& changes);
@@ -25,11 +48,5 @@ struct ChunkTarget {
 
 template <class T>
 Fault decode_chunk(const ChunkTarget<T>& target, Field field, const Kernels& kernels, const uint8_t* body, size_t size);
-
-// The sampled fraction of a chunk: runs of 64 weights, one in `stride`.
-WC_INLINE size_t sample_stride(size_t count) {
-    const size_t stride = count >> 18;
-    return stride < 1 ? 1 : stride > 16 ? 16 : stride;
-}
 
 }  // namespace weightcast

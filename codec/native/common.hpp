@@ -27,6 +27,15 @@ struct Field {
 // Number of values of sign and exponent together, the index of every look-up by old weight (at most 512).
 constexpr int kMaxKeys = 512;
 
+// Asks for memory `bytes` past p. The address need not exist: a prefetch never faults.
+WC_INLINE void prefetch(const void* p, size_t bytes) {
+#if defined(__GNUC__) || defined(__clang__)
+    __builtin_prefetch((const void*)((uintptr_t)p + bytes));
+#else
+    (void)p, (void)bytes;
+#endif
+}
+
 // log2 of an x > 0, rounded down.
 WC_INLINE int floor_log2(uint64_t x) {
 #if defined(__GNUC__) || defined(__clang__)
@@ -44,6 +53,16 @@ WC_INLINE int lowest_bit(uint64_t x) {
 #else
     int n = 0;
     while (!(x & 1)) x >>= 1, n++;
+    return n;
+#endif
+}
+
+WC_INLINE int bit_count(uint64_t x) {
+#if defined(__GNUC__) || defined(__clang__)
+    return __builtin_popcountll(x);
+#else
+    int n = 0;
+    for (; x; x &= x - 1) n++;
     return n;
 #endif
 }

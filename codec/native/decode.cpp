@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <vector>
 
 #include "chunk.hpp"
 
@@ -90,11 +91,12 @@ uint64_t read_state(Reader& in) {
 struct ChunkHeader {
     Model model;
     uint64_t changes[2] = {0, 0};
-    Lane lanes[2];
+    LaneDecoder lanes[2];
+    std::vector<uint32_t> words;  // of all streams
     ValueStream values;
 };
 
-Lane idle_lane() { return {kStateLow, kStateLow, {nullptr, nullptr}, 0, kNever, 0, 0, 0, 0}; }
+LaneDecoder idle_lane() { return {kStateLow, kStateLow, {nullptr, nullptr}, 0, kNever, 0, 0, 0, 0}; }
 
 void read_counts(Reader& in, size_t count, uint64_t changes[2]) {
     changes[0] = in.varint();
@@ -120,15 +122,18 @@ void read_header(Reader& in, size_t count, ChunkHeader& h) {
     }
     h.values.state = read_state(in);
     h.values.next_state = read_state(in);
-    for (int i = 0; i < 2; i++) {
-        const uint8_t* at = in.take(words[i] * 4);
-        h.lanes[i].words = {at, at + (at ? words[i] * 4 : 0)};
-    }
-    if (in.left() % 4) in.fail(Fault::truncated);
-    h.values.words = {in.at(), in.at() + in.left()};
+    if (in.left() % 4 || words[0] + words[1] > in.left() / 4) in.fail(Fault::truncated);
+    if (in.failed()) return;
+    const size_t all = in.left() / 4;
+    h.words.resize(all + 1);
+    for (size_t i = 0; i < all; i++) h.words[i] = load_u32(in.at() + 4 * i);
+    const uint32_t* const first = h.words.data();
+    h.lanes[0].words = {first, first + words[0]};
+    h.lanes[1].words = {first + words[0], first + words[0] + words[1]};
+    h.values.words = {first + words[0] + words[1], first + all};
 }
 
-void start_lane(Lane& lane) {
+void start_lane(LaneDecoder& lane) {
     if (!lane.changes_left) return;
     lane.point = (uint32_t)(lane.state & (kStateLow - 1));
     lane.next_point = (uint32_t)(lane.next_state & (kStateLow - 1));
@@ -138,15 +143,6 @@ void start_lane(Lane& lane) {
 
 // All of a stream was used, and the encoder's first states came back.
 bool ended(uint64_t a, uint64_t b, const Words& words) { return a == kStateLow && b == kStateLow && words.at == words.end; }
-
-// The weights of a segment for the event decoder: in place where whole groups of 8 can be read, otherwise copied.
-template <class T>
-const T* readable(const T* weights, size_t count, T* copy) {
-    if (count % 8 == 0) return weights;
-    std::copy(weights, weights + count, copy);
-    std::fill(copy + count, copy + (count + 7) / 8 * 8, (T)0);
-    return copy;
-}
 
 }  // namespace
 
@@ -172,27 +168,21 @@ Fault decode_chunk(const ChunkTarget<T>& target, Field field, const Kernels& ker
     }
     const HazardTable hazards = make_hazards(h.model);
     const ValueLookup lookup = make_lookup(h.model);
-    for (Lane& lane : h.lanes) start_lane(lane);
+    for (LaneDecoder& lane : h.lanes) start_lane(lane);
 
-    BlockSums sums[2][kBlocks];
-    uint16_t positions[2][kSegment + 1];
-    T copy[kSegment];
+    Scan scans[2];
+    Found of[2];
     uint64_t done = 0;
     for (size_t i = 0; i < target.count; i += 2 * kSegment) {
-        const size_t pair = std::min(2 * kSegment, target.count - i);
-        LaneSegment segments[2];
-        for (size_t lane = 0; lane < 2; lane++) {
-            const size_t from = std::min(lane * kSegment, pair), n = std::min(pair - from, kSegment);
-            const T* weights = readable(target.base + i + from, n, copy);  // at most one of the two is copied: the last
-            kernels.scan(weights, n, hazards, sums[lane]);
-            segments[lane] = {weights, sums[lane], (n + kBlock - 1) / kBlock, positions[lane], 0};
-        }
-        kernels.decode(h.lanes, segments, hazards);
-        const size_t found = segments[0].found + segments[1].found;
+        const size_t pair = std::min(2 * kSegment, target.count - i), first = std::min(kSegment, pair);
+        kernels.scan(target.base + i, nullptr, first, hazards, scans[0]);
+        kernels.scan(target.base + i + first, nullptr, pair - first, hazards, scans[1]);
+        kernels.decode(h.lanes, scans, hazards, of);
+        const size_t found = of[0].count + of[1].count;
         if (found > target.changes - done) return Fault::corrupt;  // keeps the writes below in the caller's arrays
         uint32_t* index = target.index + done;
         for (size_t lane = 0; lane < 2; lane++)
-            for (size_t j = 0; j < segments[lane].found; j++) *index++ = (uint32_t)(i + lane * kSegment + positions[lane][j]);
+            for (size_t j = 0; j < of[lane].count; j++) *index++ = (uint32_t)(i + lane * kSegment + of[lane].positions[j]);
         index = target.index + done;
         decode_values(target.base, index, target.bits + done, found, lookup, h.values);
         for (size_t j = 0; j < found; j++) index[j] += (uint32_t)target.first;
@@ -200,7 +190,7 @@ Fault decode_chunk(const ChunkTarget<T>& target, Field field, const Kernels& ker
         done += found;
     }
     if (done != target.changes) return Fault::corrupt;
-    for (const Lane& lane : h.lanes)
+    for (const LaneDecoder& lane : h.lanes)
         if (!ended(lane.state, lane.next_state, lane.words)) return Fault::corrupt;
     return ended(h.values.state, h.values.next_state, h.values.words) ? Fault::none : Fault::corrupt;
 }

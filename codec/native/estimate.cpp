@@ -49,7 +49,7 @@ struct Candidate {
 };
 
 void price(Candidate& c, int width, int mantissa_bits) {
-    constexpr int64_t kSeen = 20, kUnseen = 1, kFixed = 10;  // about what a frequency and a model cost in the header
+    constexpr int64_t kSeen = 9, kUnseen = 1, kFixed = 16;  // about what a frequency and a model cost in the header
     const int64_t log_total = (int64_t)log2_q32(c.total);
     int64_t bits = kFixed;
     c.cost = 0;
@@ -82,21 +82,32 @@ Candidate exponent_candidate(const uint32_t* count, int width, int mantissa_bits
     return c;
 }
 
-// Frequencies of at least 1 for what occurs, rounded down; the most frequent symbol takes the difference. It stays
-// positive: with b symbols raised to 1, the other s - b <= 125 - b share at least 4096 - b, and the largest of them,
-// at least floor((4096 - b) / (125 - b)), exceeds b for every b (the closest are 56 to 58, by 2).
+// f in four significant bits, to the nearest (halves up) or down.
+uint32_t four_bits(uint32_t f, bool nearest) {
+    const int drop = std::max(0, floor_log2(f) - 3);
+    return (f + (nearest && drop ? 1u << (drop - 1) : 0)) >> drop << drop;
+}
+
+// Frequencies of at least 1 for what occurs, in four significant bits; the most frequent symbol takes the rest.
+// Rounded down there is a rest: with b symbols raised to 1, the other s - b <= 125 - b share at least 4096 - b, and the
+// largest of them, at least floor((4096 - b) / (125 - b)), exceeds b for every b (the closest are 54 to 59, by 2).
 ValueModel normalise(const Candidate& c) {
     ValueModel v;
     v.mode = c.mode;
     v.top = (uint8_t)c.top;
-    int sum = 0, largest = 0;
-    for (int s = 0; s < kSymbols; s++) {
-        if (!c.count[s]) continue;
-        v.frequency[s] = (uint16_t)std::max<uint64_t>(1, (uint64_t)c.count[s] * kFrequencyTotal / c.total);
-        sum += v.frequency[s];
-        if (v.frequency[s] > v.frequency[largest]) largest = s;
+    v.rest = (uint8_t)(std::max_element(c.count, c.count + kSymbols) - c.count);
+    for (const bool nearest : {true, false}) {
+        int rest = kFrequencyTotal;
+        for (int s = 0; s < kSymbols; s++) {
+            if (s == v.rest || !c.count[s]) continue;
+            const uint64_t exact = (uint64_t)c.count[s] * kFrequencyTotal / c.total;
+            v.frequency[s] = (uint16_t)four_bits((uint32_t)std::max<uint64_t>(1, exact), nearest);
+            rest -= v.frequency[s];
+        }
+        if (rest < 1) continue;
+        v.frequency[v.rest] = (uint16_t)rest;
+        break;
     }
-    v.frequency[largest] = (uint16_t)(v.frequency[largest] + kFrequencyTotal - sum);
     v.finish();
     return v;
 }

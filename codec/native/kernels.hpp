@@ -11,17 +11,40 @@ constexpr size_t kBlock = 256;     // weights; prefix sums start anew, so that t
 constexpr size_t kBlocks = kSegment / kBlock;
 constexpr size_t kMasks = kSegment / 64;
 
+// Skips of one segment: each passes more than 10 - 7.34 bits of hazard, a segment has at most 4096 * 7.34.
+constexpr size_t kMostSkips = 11400;
+
 // Hazard sums within a block: sum[0] is 0, sum[i] covers the first 8 * i weights, sum[32] the whole block.
 struct BlockSums {
     uint32_t sum[33];
     uint32_t total() const { return sum[32]; }
 };
 
-// One of the two event decoders of a chunk, between segments. Hazards are relative to the start of the next block.
-struct Lane {
+// What the old weights of a segment say. Past the last weight sums stay level and classes are 0.
+struct Scan {
+    size_t blocks;
+    BlockSums sums[kBlocks];
+    uint8_t classes[kSegment];
+    uint64_t masks[kMasks];  // encoder only: bit i of masks[j] says whether weight 64 * j + i changes
+};
+
+// An event: a change, or a skip of hazard during which nothing changes (start 0).
+struct Interval {
+    uint32_t start, width;
+};
+
+// An event encoder between segments. Hazards are relative to the start of the lane's next block.
+struct LaneEncoder {
+    int64_t base;    // hazard at the last event
+    Interval* end;   // where the next event goes
+    Interval* used;  // past the last change: skips after it are not coded
+};
+
+// An event decoder between segments.
+struct LaneDecoder {
     uint64_t state, next_state;  // they take turns, so that one's refill overlaps the other's search
     Words words;
-    int64_t base;    // hazard at the last event
+    int64_t base;    // as in LaneEncoder
     int64_t target;  // hazard at or just below which the next event lies; kNever once all changes are decoded
     uint32_t point, next_point;  // the states' low 31 bits
     uint32_t next_distance;      // of next_point, as hazard_below gives it
@@ -30,22 +53,21 @@ struct Lane {
 
 constexpr int64_t kNever = INT64_MAX / 2;
 
-// What one lane decodes in one call: positions of changed weights within the segment, ascending.
-struct LaneSegment {
-    const void* weights;   // readable up to a multiple of 8 weights
-    const BlockSums* sums;
-    size_t blocks;
-    uint16_t* positions;   // room for kSegment
-    size_t found;          // out
+// The positions of the changed weights of a segment, ascending; the room behind them is for writing without branches.
+struct Found {
+    size_t count;
+    uint16_t positions[kSegment + 8];
 };
 
 struct Kernels {
-    // Fills sums of (count + 255) / 256 blocks, count <= kSegment.
-    void (*scan)(const void* weights, size_t count, const HazardTable& hazards, BlockSums* sums);
-    // Bit i of masks[j]: whether weight 64 * j + i differs; count <= kSegment, bits past count are 0.
+    // Fills `out` from count <= kSegment old weights; its masks only where the new weights are given.
+    void (*scan)(const void* before, const void* after, size_t count, const HazardTable& hazards, Scan& out);
+    // Bit i of masks[j]: whether weight 64 * j + i differs; (count + 63) / 64 masks, bits past count are 0.
     void (*diff)(const void* a, const void* b, size_t count, uint64_t* masks);
+    // Finds the changes of one segment and appends their events. The lane has room for kSegment + kMostSkips.
+    void (*encode)(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found);
     // Decodes the events of one segment of each lane.
-    void (*decode)(Lane lanes[2], LaneSegment segments[2], const HazardTable& hazards);
+    void (*decode)(LaneDecoder lanes[2], const Scan scans[2], const HazardTable& hazards, Found found[2]);
 };
 
 // width in bytes: 1, 2 or 4.

@@ -5,23 +5,6 @@ namespace portable {
 namespace {
 
 template <class T>
-void scan(const void* weights, size_t count, const HazardTable& hazards, BlockSums* sums) {
-    const T* w = (const T*)weights;
-    const int shift = hazards.field.mantissa_bits;
-    for (; count; sums++) {
-        const size_t here = count < kBlock ? count : kBlock;
-        uint32_t sum = 0;
-        sums->sum[0] = 0;
-        for (size_t group = 0; group < 32; group++) {
-            for (size_t i = group * 8; i < group * 8 + 8 && i < here; i++) sum += hazards.by_key[w[i] >> shift];
-            sums->sum[group + 1] = sum;
-        }
-        w += here;
-        count -= here;
-    }
-}
-
-template <class T>
 void diff(const void* a, const void* b, size_t count, uint64_t* masks) {
     const T *x = (const T*)a, *y = (const T*)b;
     for (size_t i = 0; i < count; i += 64, masks++) {
@@ -32,16 +15,55 @@ void diff(const void* a, const void* b, size_t count, uint64_t* masks) {
     }
 }
 
+template <class T>
+void scan(const void* before, const void* after, size_t count, const HazardTable& hazards, Scan& out) {
+    const T* w = (const T*)before;
+    const int shift = hazards.field.mantissa_bits;
+    if (after) {
+        std::memset(out.masks, 0, sizeof out.masks);
+        diff<T>(before, after, count, out.masks);
+    }
+    out.blocks = (count + kBlock - 1) / kBlock;
+    for (size_t i = 0; i < count; i++) out.classes[i] = hazards.class_of_key[w[i] >> shift];
+    std::memset(out.classes + count, 0, out.blocks * kBlock - count);
+    for (size_t b = 0; b < out.blocks; b++) {
+        uint32_t* sums = out.sums[b].sum;
+        uint32_t sum = sums[0] = 0;
+        for (size_t i = 0; i < kBlock; i++) {
+            if (b * kBlock + i < count) sum += hazards.by_class[out.classes[b * kBlock + i]];
+            sums[i / 8 + 1] = sum;
+        }
+    }
+}
+
 WC_INLINE size_t groups_at_most(const uint32_t sums[32], uint32_t target) {
     size_t n = 0;
     for (size_t half = 16; half; half >>= 1) n += sums[n + half - 1] <= target ? half : 0;
     return n;
 }
 
+struct Lookup {
+    const uint32_t* by_class;
+};
+
+WC_INLINE Lookup make_lookup(const HazardTable& t) { return {t.by_class}; }
+
+WC_INLINE void group_edges(const uint8_t* classes, const Lookup& k, uint32_t low, uint32_t edge[9]) {
+    edge[0] = low;
+    for (size_t i = 0; i < 8; i++) edge[i + 1] = edge[i] + k.by_class[classes[i]];
+}
+
+WC_INLINE size_t locate(const uint8_t* classes, const Lookup& k, uint32_t low, uint32_t target, uint32_t edge[9]) {
+    group_edges(classes, k, low, edge);
+    size_t n = 0;
+    for (size_t i = 1; i < 8; i++) n += edge[i] <= target;
+    return n;
+}
+
 #include "lanes.inl"
 
 template <class T>
-constexpr Kernels kSet = {scan<T>, diff<T>, decode_lanes<T>};
+constexpr Kernels kSet = {scan<T>, diff<T>, encode_lane, decode_lanes};
 
 }  // namespace
 }  // namespace portable

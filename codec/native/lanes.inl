@@ -1,73 +1,123 @@
-// The decoder of change events, compiled once per instruction set inside that set's namespace, which has to provide
-//   size_t groups_at_most(const uint32_t sums[32], uint32_t target)   // how many of 32 ascending sums are <= target
+// The coder of change events, compiled once per instruction set inside that set's namespace, which has to provide
+//   Lookup, make_lookup(hazards)            the hazards of the classes, ready for
+//   group_edges(classes, lookup, low, edge)  edge[i] = low + the hazards of the first i of 8 weights, i <= 8
+//   locate(classes, lookup, low, target, edge)  the same, and how many of edge[1..8] are <= target (fewer than 8)
+//   groups_at_most(sums, target)            how many of 32 ascending sums are <= target
 // and nothing that the linker could merge with another set's copy (see common.hpp).
 
-// The cursor of one lane in one segment; a local copy, so that the compiler keeps it in registers.
-template <class T>
+// The last boundary between weights at or before `limit`, a hazard in this block that the block's total exceeds.
+WC_INLINE uint32_t boundary_at_most(const BlockSums& sums, const uint8_t* classes, const Lookup& k, uint32_t limit) {
+    const size_t group = groups_at_most(sums.sum + 1, limit);
+    uint32_t edge[9];
+    return edge[locate(classes + 8 * group, k, sums.sum[group], limit, edge)];
+}
+
+// Codes skips until `hazard` is within reach of the base.
+WC_INLINE void skip_to(int64_t hazard, const BlockSums& sums, const uint8_t* classes, const Lookup& k, int64_t& base,
+                       Interval*& end) {
+    while (WC_UNLIKELY(hazard - base > (int64_t)kHazardLimit)) {
+        // Not negative: at the end of the previous block the base was within reach of that block's end.
+        const uint32_t edge = boundary_at_most(sums, classes, k, (uint32_t)(base + (int64_t)kHazardLimit));
+        *end++ = {0, survival(kSurvival, (uint32_t)((int64_t)edge - base))};
+        base = edge;
+    }
+}
+
+// The set bits of the masks. Eight are written at once: a loop that ends after two or five would be mispredicted.
+WC_INLINE void list_changes(const Scan& scan, Found& found) {
+    uint16_t* out = found.positions;
+    for (size_t i = 0; i < scan.blocks * (kBlock / 64); i++) {
+        uint64_t m = scan.masks[i];
+        if (!m) continue;
+        uint16_t* const end = out + bit_count(m);
+        for (size_t j = 0; j < 8; j++, m &= m - 1) out[j] = (uint16_t)(i * 64 + (size_t)lowest_bit(m | 1ull << 63));
+        for (out += 8; out < end; out++, m &= m - 1) *out = (uint16_t)(i * 64 + (size_t)lowest_bit(m));
+        out = end;
+    }
+    found.count = (size_t)(out - found.positions);
+}
+
+static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found) {
+    const Lookup k = make_lookup(hazards);
+    list_changes(scan, found);
+    const uint16_t *at = found.positions, *const stop = at + found.count;
+    int64_t base = lane.base;
+    Interval *end = lane.end, *used = lane.used;
+    for (size_t b = 0; b < scan.blocks; b++) {
+        const BlockSums& sums = scan.sums[b];
+        const uint8_t* classes = scan.classes + b * kBlock;
+        for (; at < stop && *at < (b + 1) * kBlock; at++) {
+            const size_t group = *at / 8 - b * (kBlock / 8), inside = *at & 7;
+            uint32_t edge[9];
+            group_edges(classes + 8 * group, k, sums.sum[group], edge);
+            const int64_t low = edge[inside], high = edge[inside + 1];
+            skip_to(high, sums, classes, k, base, end);
+            const uint32_t below = survival(kSurvival, (uint32_t)(high - base));
+            *end++ = {below, survival(kSurvival, (uint32_t)(low - base)) - below};
+            used = end;
+            base = high;
+        }
+        skip_to(sums.total(), sums, classes, k, base, end);
+        base -= sums.total();
+    }
+    lane = {base, end, used};
+}
+
+// A decoder in one segment; a local copy, so that the compiler keeps it in registers.
 struct Cursor {
-    Lane lane;
-    const T* weights;
-    const BlockSums* sums;
-    size_t block, blocks;
+    LaneDecoder lane;
+    const BlockSums *sums, *sums_end;
+    const uint8_t* classes;  // of the block of `sums`
+    uint32_t first;          // weight of that block
     uint16_t* positions;
 };
 
-template <class T>
-WC_INLINE Cursor<T> open_cursor(const Lane& lane, const LaneSegment& s) {
-    return {lane, (const T*)s.weights, s.sums, 0, s.blocks, s.positions};
+WC_INLINE Cursor open_cursor(const LaneDecoder& lane, const Scan& s, Found& found) {
+    return {lane, s.sums, s.sums + s.blocks, s.classes, 0, found.positions};
 }
 
 // Moves to the block in which the target lies; false at the end of the segment.
-template <class T>
-WC_INLINE bool seek(Cursor<T>& c) {
-    while (c.block < c.blocks) {
-        const int64_t total = c.sums[c.block].total();
+WC_INLINE bool seek(Cursor& c) {
+    while (c.sums < c.sums_end) {
+        const int64_t total = c.sums->total();
         if (c.lane.target < total) return true;
         c.lane.target -= total;
         c.lane.base -= total;
-        c.block++;
+        c.sums++;
+        c.classes += kBlock;
+        c.first += kBlock;
     }
     return false;
 }
 
-// Decodes one event: a change, or a skip of 10 bits of hazard. Requires seek().
+// Decodes one event: a change, or a skip. Requires seek().
 //
-// Bounds, for any stream: base <= target < total, base is a boundary between weights and never falls, so that the
-// boundary `low` at or below the target is in [base, target] and target - base <= kHazardLimit keeps every survival()
-// in its domain. A change moves base to `high` > target; a skip moves it to `low`, above base, because no weight's hazard
-// reaches kHazardLimit. So positions ascend strictly and each call ends.
-template <class T>
-WC_INLINE void decode_event(Cursor<T>& c, const HazardTable& hazards) {
+// Bounds, for any stream: base <= target < total, and target - base <= kHazardLimit. The boundary `low` at or before
+// the target is at or after the base, which is a boundary itself; so every survival() is in its domain. A change
+// moves the base to `high` > target; a skip moves it to `low`, which is above the base, because no hazard reaches
+// kHazardLimit. So positions ascend strictly, at most kSegment are found, and each call ends.
+WC_INLINE void decode_event(Cursor& c, const Lookup& k) {
     const SurvivalTables& tables = kSurvival;
-    Lane& lane = c.lane;
-    const uint32_t* sums = c.sums[c.block].sum;
+    LaneDecoder& lane = c.lane;
     const uint32_t target = (uint32_t)lane.target;
-    const size_t group = groups_at_most(sums + 1, target);  // < 32: the last sum is the total, above the target
-    const T* w = c.weights + c.block * kBlock + group * 8;
-    const int shift = hazards.field.mantissa_bits;
-    uint32_t low = sums[group], high = sums[group + 1], edge = low;
-    uint32_t inside = 0;
-    for (int i = 0; i < 7; i++) {  // the last edge is `high`
-        edge += hazards.by_key[w[i] >> shift];
-        const bool before = edge <= target;
-        inside += before;
-        low = before ? edge : low;
-        high = before ? high : (edge < high ? edge : high);
-    }
-    const uint32_t from = (uint32_t)((int64_t)low - lane.base);
-    const int64_t to = (int64_t)high - lane.base;
+    const size_t group = groups_at_most(c.sums->sum + 1, target);  // < 32: the last sum is the total
+    uint32_t edge[9];
+    const size_t inside = locate(c.classes + 8 * group, k, c.sums->sum[group], target, edge);
+    const uint32_t low = edge[inside], high = edge[inside + 1];
+    const int64_t from = (int64_t)low - lane.base, to = (int64_t)high - lane.base;
     const bool skip = to > (int64_t)kHazardLimit;
-    const uint32_t above = survival(tables, from);
+    const uint32_t above = survival(tables, (uint32_t)from);
     const uint32_t below = skip ? 0 : survival(tables, (uint32_t)to);
-    if (WC_UNLIKELY(below > lane.point)) {  // hazard_below was low by a unit or two, and a boundary lies between
+    if (WC_UNLIKELY(below > lane.point)) {  // hazard_below was a few units low, and a boundary lies between
         lane.target = lane.base + exact_hazard(lane.point);
         return;
     }
-    *c.positions = (uint16_t)(c.block * kBlock + group * 8 + inside);
+    *c.positions = (uint16_t)(c.first + 8 * group + inside);
     c.positions += !skip;
     lane.base = skip ? low : high;
     // above > point >= below: the state stays at least 1 and below 2^63.
-    const uint64_t next = rans_refill((uint64_t)(above - below) * (lane.state >> kSurvivalBits) + lane.point - below, lane.words);
+    const uint64_t next =
+        rans_refill((uint64_t)(above - below) * (lane.state >> kSurvivalBits) + lane.point - below, lane.words);
     lane.state = lane.next_state;
     lane.next_state = next;
     lane.point = lane.next_point;
@@ -78,19 +128,18 @@ WC_INLINE void decode_event(Cursor<T>& c, const HazardTable& hazards) {
     if (WC_UNLIKELY(lane.changes_left == 0)) lane.target = kNever;
 }
 
-template <class T>
-void decode_lanes(Lane lanes[2], LaneSegment segments[2], const HazardTable& hazards) {
-    Cursor<T> a = open_cursor<T>(lanes[0], segments[0]);
-    Cursor<T> b = open_cursor<T>(lanes[1], segments[1]);
+static void decode_lanes(LaneDecoder lanes[2], const Scan scans[2], const HazardTable& hazards, Found found[2]) {
+    const Lookup k = make_lookup(hazards);
+    Cursor a = open_cursor(lanes[0], scans[0], found[0]), b = open_cursor(lanes[1], scans[1], found[1]);
     // An event waits on a chain of some 50 cycles; two lanes side by side hide most of it.
     while (seek(a) && seek(b)) {
-        decode_event(a, hazards);
-        decode_event(b, hazards);
+        decode_event(a, k);
+        decode_event(b, k);
     }
-    while (seek(a)) decode_event(a, hazards);
-    while (seek(b)) decode_event(b, hazards);
-    segments[0].found = (size_t)(a.positions - segments[0].positions);
-    segments[1].found = (size_t)(b.positions - segments[1].positions);
+    while (seek(a)) decode_event(a, k);
+    while (seek(b)) decode_event(b, k);
+    found[0].count = (size_t)(a.positions - found[0].positions);
+    found[1].count = (size_t)(b.positions - found[1].positions);
     lanes[0] = a.lane;
     lanes[1] = b.lane;
 }

@@ -3,24 +3,38 @@
 namespace weightcast {
 namespace {
 
-// Frequencies of the symbols before the last used one, then the last is what remains.
+// The bits after the first that a frequency keeps; more would cost more than they gain.
+constexpr int kKept = 3;
+
 void write_frequencies(Writer& out, const ValueModel& v) {
     int last = kSymbols - 1;
     while (v.frequency[last] == 0) last--;
     out.bits((uint32_t)last, 7);
-    for (int s = 0; s < last; s++) out.gamma(v.frequency[s] + 1u);
+    out.bits(v.rest, 7);
+    for (int s = 0; s <= last; s++) {
+        if (s == v.rest) continue;
+        const uint32_t f = v.frequency[s];
+        const int bits = f ? floor_log2(f) + 1 : 0, dropped = bits - 1 > kKept ? bits - 1 - kKept : 0;
+        out.gamma((uint32_t)bits + 1);
+        if (bits > 1) out.bits((f >> dropped) & ((1u << (bits - 1 - dropped)) - 1), bits - 1 - dropped);
+    }
 }
 
 void read_frequencies(Reader& in, ValueModel& v, int symbols) {
     const int last = (int)in.bits(7);
-    if (last >= symbols) return in.fail(Fault::corrupt);
+    v.rest = (uint8_t)in.bits(7);
+    if (last >= symbols || v.rest > last) return in.fail(Fault::corrupt);
     int left = kFrequencyTotal;
-    for (int s = 0; s < last; s++) {
-        v.frequency[s] = (uint16_t)(in.gamma(kFrequencyBits) - 1);
+    for (int s = 0; s <= last; s++) {
+        if (s == v.rest) continue;
+        const int bits = (int)in.gamma(3) - 1;
+        if (bits > kFrequencyBits) return in.fail(Fault::corrupt);
+        const int dropped = bits - 1 > kKept ? bits - 1 - kKept : 0;
+        if (bits) v.frequency[s] = (uint16_t)((1u << (bits - 1 - dropped) | in.bits(bits - 1 - dropped)) << dropped);
         left -= v.frequency[s];
         if (left < 1) return in.fail(Fault::corrupt);
     }
-    v.frequency[last] = (uint16_t)left;
+    v.frequency[v.rest] = (uint16_t)left;
 }
 
 }  // namespace
@@ -90,11 +104,10 @@ HazardTable make_hazards(const Model& model) {
     t.lowest = model.lowest;
     t.field = model.field;
     for (int c = 0; c < kClasses; c++) {
-        const uint32_t hazard = hazard_of_code(model.code[c]);
-        for (int byte = 0; byte < 3; byte++) t.plane[byte][c] = (uint8_t)(hazard >> (8 * byte));
+        t.by_class[c] = hazard_of_code(model.code[c]);
+        for (int byte = 0; byte < 3; byte++) t.plane[byte][c] = (uint8_t)(t.by_class[c] >> (8 * byte));
     }
-    for (int key = 0; key < kMaxKeys; key++)
-        t.by_key[key] = hazard_of_code(model.code[model.class_of_key(key & (model.keys() - 1))]);
+    for (int key = 0; key < kMaxKeys; key++) t.class_of_key[key] = (uint8_t)model.class_of_key(key & (model.keys() - 1));
     return t;
 }
 

@@ -35,7 +35,8 @@ WC_INLINE uint32_t step_base(int symbol) {
 
 struct ValueModel {
     Mode mode = Mode::step;
-    uint8_t top = 0;  // mode exponent: the largest exponent that has a symbol
+    uint8_t top = 0;   // mode exponent: the largest exponent that has a symbol
+    uint8_t rest = 0;  // the symbol whose frequency is what the others leave, and is not written
     uint16_t frequency[kSymbols] = {};
     uint16_t cumulative[kSymbols + 1] = {};
     uint8_t first[kFrequencyTotal >> 2] = {};  // the symbol that owns slot 4 * index
@@ -67,10 +68,11 @@ struct Model {
     void read(Reader& in);  // leaves a model whose tables are in bounds, or a fault in the reader
 };
 
-// What the kernels look up by key = sign and exponent of the old weight, or by class.
+// What the kernels look up.
 struct HazardTable {
-    uint32_t by_key[kMaxKeys];
-    uint8_t plane[3][kClasses];  // bytes of the hazard of a class, lowest first
+    uint8_t class_of_key[kMaxKeys];
+    uint32_t by_class[kClasses];
+    uint8_t plane[3][kClasses];  // bytes of by_class, lowest first
     uint8_t lowest;
     Field field;
 };

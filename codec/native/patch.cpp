@@ -42,9 +42,12 @@ uint64_t count_changed(const void* a, const void* b, size_t count, int width) {
     uint64_t changed = 0;
     for (size_t i = 0; i < count; i += kSegment) {
         const size_t here = std::min(kSegment, count - i), bytes = i * (size_t)width;
+        for (size_t line = 0; line < kSegment * (size_t)width; line += 64) {
+            prefetch(a, bytes + kSegment * (size_t)width + line);
+            prefetch(b, bytes + kSegment * (size_t)width + line);
+        }
         k.diff((const uint8_t*)a + bytes, (const uint8_t*)b + bytes, here, masks);
-        for (size_t j = 0; j < (here + 63) / 64; j++)
-            for (uint64_t m = masks[j]; m; m &= m - 1) changed++;
+        for (size_t j = 0; j < (here + 63) / 64; j++) changed += (uint64_t)bit_count(masks[j]);
     }
     return changed;
 }

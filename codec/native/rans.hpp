@@ -21,21 +21,21 @@ WC_INLINE void rans_put(uint64_t& state, uint32_t*& words, uint32_t start, uint3
     state = (quotient << bits) + (x - quotient * width) + start;
 }
 
-// The words of a stream. Reading past the end yields zeros and sets no flag: the caller compares the words used and
-// the final states, which a truncated or altered stream does not meet except by chance, and the digest settles that.
+// The words of a stream, in the machine's byte order and followed by one more readable word. Reading past the end
+// yields that word and sets no flag: the caller compares the words used and the final states, which a truncated or
+// altered stream does not meet except by chance, and the digest settles that.
 struct Words {
-    const uint8_t* at;
-    const uint8_t* end;
+    const uint32_t* at;
+    const uint32_t* end;
 };
 
-// Brings a state of at least 1 back to at least 2^31. Safe on any input: reads only below `end`.
+// Brings a state of at least 1 back to at least 2^31. Safe on any input: at never passes end.
 WC_INLINE uint64_t rans_refill(uint64_t state, Words& words) {
-    static const uint8_t zeros[4] = {0, 0, 0, 0};
-    const uint32_t word = load_u32(words.at < words.end ? words.at : zeros);
     const bool low = state < kStateLow;
-    const bool more = low & (words.at < words.end);
-    words.at += more ? 4 : 0;
-    return low ? state << 32 | word : state;
+    const uint64_t refilled = state << 32 | *words.at;
+    const uint32_t* next = words.at + low;
+    words.at = next > words.end ? words.end : next;
+    return low ? refilled : state;
 }
 
 }  // namespace weightcast
