@@ -20,7 +20,7 @@ def pair(dtype=torch.bfloat16, shape=(64, 48)):
     return src, dst.reshape(shape)
 
 
-@pytest.mark.parametrize("compression_format", ["fields_v1", "FIELDS_V1", "xor_planes_v1", "auto"])
+@pytest.mark.parametrize("compression_format", ["fields_v1", "FIELDS_V1", "xor_planes_v1", "ulp_v1", "auto"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn], ids=str)
 @pytest.mark.parametrize("shape", [(64, 48), (), (0,), (5,), (3, 4, 5)], ids=str)
 def test_our_formats(compression_format, dtype, shape):
