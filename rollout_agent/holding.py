@@ -112,6 +112,8 @@ class Holding:
         if self._lock is None:
             raise AgentRunning(f"another agent keeps {self.places.state}; stop it first or use other directories")
         self.run_id = next(iter(ids), None)
+        if self.run_id is not None:
+            self.claim(self.run_id)
 
     def claim(self, run_id: str) -> None:
         """Make the directory belong to this run for good; ``WrongRun`` if it belongs to another of the same name."""

@@ -1,0 +1,282 @@
+"""A simulated disk that counts every effect, can fail at any of them, and forgets at a power loss what was not synced.
+
+Files are inodes; a directory maps names to inodes. Both exist twice: as the running system sees them, and as a power
+loss would leave them. At a power loss each directory keeps a prefix of its unsynced changes, and each 64-byte piece of
+a file that was not synced is old or new as chance has it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollout_agent.errors import DiskFailed, DiskFull
+
+_PIECE = 64
+
+
+class Crash(BaseException):
+    """The process or the machine ended here."""
+
+
+@dataclass
+class Inode:
+    data: bytearray = field(default_factory=bytearray)
+    durable: bytes = b""
+
+
+@dataclass
+class Volume:
+    """The state that survives a process: names and inodes, and the changes that are not durable yet."""
+
+    names: dict[Path, Inode] = field(default_factory=dict)
+    durable_names: dict[Path, Inode] = field(default_factory=dict)
+    dirs: set[Path] = field(default_factory=lambda: {Path("/")})
+    pending: list[tuple[frozenset[Path], dict[Path, Inode | None]]] = field(default_factory=list)
+    boot: int = 1
+
+    def clone(self) -> Volume:
+        """The same content, independent of this."""
+        copies = {id(inode): Inode(bytearray(inode.data), inode.durable) for inode in self._inodes()}
+
+        def same(names: Mapping[Path, Inode | None]) -> dict[Path, Any]:
+            return {path: inode and copies[id(inode)] for path, inode in names.items()}
+
+        pending = [(directories, same(names)) for directories, names in self.pending]
+        return Volume(same(self.names), same(self.durable_names), set(self.dirs), pending, self.boot)
+
+    def _inodes(self) -> list[Inode]:
+        tables: list[Mapping[Path, Inode | None]] = [self.names, self.durable_names, *(n for _, n in self.pending)]
+        return [inode for names in tables for inode in names.values() if inode is not None]
+
+
+class SimDisk:
+    """The port over a :class:`Volume`. ``crash_at``: the number of the effect at which the process ends."""
+
+    def __init__(self, volume: Volume, *, volatile: tuple[Path, ...] = (), seed: int = 0) -> None:
+        self.volume = volume
+        self.volatile = volatile
+        self.random = random.Random(seed)
+        self.effects = 0
+        self.crash_at: int | None = None
+        self.fail_sync_at: int | None = None
+        self.full_at: int | None = None
+        self.dead = False
+        self.trace: list[str] = []
+
+    def effect(self, what: str) -> bool:
+        """Count one effect; True if the process ends in the middle of it."""
+        if self.dead:
+            raise Crash
+        self.effects += 1
+        self.trace.append(what)
+        if self.effects == self.full_at:
+            raise DiskFull(f"no space for {what}")
+        if self.effects == self.crash_at:
+            self.dead = True
+            return True
+        return False
+
+    def alive(self) -> None:
+        if self.dead:
+            raise Crash
+
+    def kill(self) -> SimDisk:
+        """Another process on the same machine."""
+        return SimDisk(self.volume, volatile=self.volatile, seed=self.random.randrange(1 << 30))
+
+    def power_loss(self) -> SimDisk:
+        """The machine after a reboot."""
+        self.dead = True
+        volume = self.volume
+        names = dict(volume.durable_names)
+        stopped: set[Path] = set()
+        for directories, changed in volume.pending:
+            if directories & stopped or self.random.random() < 0.3:
+                stopped |= directories
+            else:
+                _apply(names, changed)
+        after = Volume(dirs=set(volume.dirs), boot=volume.boot + 1)
+        copies: dict[int, Inode] = {}
+        for path, inode in names.items():
+            if not self.is_volatile(path):
+                copies.setdefault(id(inode), self._torn(inode))
+                after.names[path] = copies[id(inode)]
+        after.durable_names = dict(after.names)
+        return SimDisk(after, volatile=self.volatile, seed=self.random.randrange(1 << 30))
+
+    def _torn(self, inode: Inode) -> Inode:
+        """Often all or nothing of what was not synced, else any pieces of it."""
+        old, new = inode.durable, bytes(inode.data)
+        luck = self.random.random()
+        if luck < 0.6:
+            data = old if luck < 0.3 else new
+            return Inode(bytearray(data), data)
+        size = self.random.choice([len(old), len(new)])
+        old, new = old.ljust(size, b"\0")[:size], new.ljust(size, b"\0")[:size]
+        data = b"".join(self.random.choice((old, new))[at : at + _PIECE] for at in range(0, size, _PIECE))
+        return Inode(bytearray(data), data)
+
+    # ---- the port
+
+    def boot_id(self) -> str:
+        return f"boot-{self.volume.boot}"
+
+    def is_volatile(self, path: Path) -> bool:
+        return any(root == path or root in path.parents for root in self.volatile)
+
+    def make_dir(self, path: Path) -> None:
+        self.alive()
+        self.volume.dirs.update((path, *path.parents))
+
+    def names(self, path: Path) -> list[str]:
+        self.alive()
+        return sorted(found.name for found in self.volume.names if found.parent == path)
+
+    def size(self, path: Path) -> int | None:
+        self.alive()
+        inode = self.volume.names.get(path)
+        return None if inode is None else len(inode.data)
+
+    def read(self, path: Path, *, max_bytes: int) -> bytes | None:
+        self.alive()
+        inode = self.volume.names.get(path)
+        if inode is not None and len(inode.data) > max_bytes:
+            raise DiskFailed("too large")
+        return None if inode is None else bytes(inode.data)
+
+    def append(self, path: Path) -> SimAppender:
+        inode = Inode()
+        self._rename_like(f"create {path.name}", {path.parent}, {path: inode})
+        return SimAppender(self, path, inode)
+
+    def allocate(self, path: Path, size: int) -> None:
+        inode = Inode(bytearray(size))
+        self._rename_like(f"allocate {path.name}", {path.parent}, {path: inode})
+
+    def copy(self, source: Path, target: Path) -> None:
+        inode = Inode()
+        self._rename_like(f"copy {target.name}", {target.parent}, {target: inode})
+        data = self.volume.names[source].data
+        if self.effect(f"fill {target.name}"):
+            inode.data = bytearray(data[: self.random.randrange(len(data) + 1)])
+            raise Crash
+        inode.data = bytearray(data)
+
+    def map(self, path: Path, *, writable: bool) -> SimMap:
+        self.alive()
+        return SimMap(self, path, self.volume.names[path])
+
+    def rename(self, source: Path, target: Path) -> None:
+        inode = self.volume.names.get(source)
+        if inode is None:
+            raise DiskFailed(f"no {source}")
+        self._rename_like(
+            f"rename {source.name} -> {target}", {source.parent, target.parent}, {source: None, target: inode}
+        )
+
+    def remove(self, path: Path) -> None:
+        self.alive()
+        if path in self.volume.names:
+            self._rename_like(f"remove {path.name}", {path.parent}, {path: None})
+
+    def remove_dir(self, path: Path) -> None:
+        for name in self.names(path):
+            self.remove(path / name)
+
+    def sync_dir(self, path: Path) -> None:
+        crashed = self.effect(f"sync dir {path.name}")
+        if not crashed:
+            kept = []
+            for directories, changed in self.volume.pending:
+                # A rename between two directories lasts once either of them is synced.
+                if path in directories:
+                    _apply(self.volume.durable_names, changed)
+                else:
+                    kept.append((directories, changed))
+            self.volume.pending = kept
+            return
+        raise Crash
+
+    def try_lock(self, path: Path, *, shared: bool) -> SimLock:
+        self.alive()
+        return SimLock()
+
+    def _rename_like(self, what: str, directories: set[Path], changed: dict[Path, Inode | None]) -> None:
+        crashed = self.effect(what)
+        if not crashed or self.random.random() < 0.5:
+            _apply(self.volume.names, changed)
+            self.volume.pending.append((frozenset(directories), changed))
+        if crashed:
+            raise Crash
+
+
+def _apply(names: dict[Path, Inode], changed: Mapping[Path, Inode | None]) -> None:
+    for path, inode in changed.items():
+        if inode is None:
+            names.pop(path, None)
+        else:
+            names[path] = inode
+
+
+class SimLock:
+    def release(self) -> None:
+        pass
+
+
+class SimAppender:
+    def __init__(self, disk: SimDisk, path: Path, inode: Inode) -> None:
+        self.disk, self.path, self.inode = disk, path, inode
+
+    def write(self, data: bytes | memoryview) -> None:
+        raw = bytes(data)
+        if self.disk.effect(f"write {self.path.name}"):
+            self.inode.data += raw[: self.disk.random.randrange(len(raw) + 1)]
+            raise Crash
+        self.inode.data += raw
+
+    def sync(self) -> None:
+        _sync(self.disk, self.path, self.inode)
+
+    def close(self) -> None:
+        pass
+
+
+class SimMap:
+    def __init__(self, disk: SimDisk, path: Path, inode: Inode) -> None:
+        self.disk, self.path, self.inode = disk, path, inode
+        self.data = np.frombuffer(inode.data, np.uint8)
+
+    def change(self, apply: Callable[[], None]) -> None:
+        crashed = self.disk.effect(f"store {self.path.name}")
+        if crashed:
+            before = self.data.copy()
+            apply()
+            undone = np.flatnonzero(self.data != before)
+            undone = undone[np.random.default_rng(self.disk.random.randrange(1 << 30)).random(undone.size) < 0.5]
+            self.data[undone] = before[undone]
+            raise Crash
+        apply()
+
+    def sync(self) -> None:
+        _sync(self.disk, self.path, self.inode)
+
+    def close(self) -> None:
+        self.data = np.empty(0, np.uint8)
+
+
+def _sync(disk: SimDisk, path: Path, inode: Inode) -> None:
+    if disk.effect(f"sync {path.name}"):
+        if disk.random.random() < 0.5:
+            inode.durable = bytes(inode.data)
+        raise Crash
+    if disk.effects == disk.fail_sync_at:
+        # As Linux does: the pages are clean now, and the disk has some of them.
+        inode.durable = bytes(disk._torn(inode).data)
+        raise DiskFailed(f"sync of {path} failed")
+    inode.durable = bytes(inode.data)

@@ -1,0 +1,331 @@
+"""kill -9 and power loss at every effect on the disk: the old version, the new one, or knowingly none, never a mixture.
+
+Every scenario is run once to count its effects, then once for each effect and kind of crash. A failure names scenario,
+effect and seed, which replay it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rollout_agent import presence
+from rollout_agent import replica as replica_module
+from rollout_agent.errors import DamagedFiles
+from rollout_agent.gate import holds
+from rollout_agent.places import INDEX, Places
+from rollout_agent.replica import Replica
+from tests.rollout_agent import simdisk
+from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
+from tests.rollout_agent.training import Spec, Training, read_model
+from weight_store.errors import StoreUnavailable
+from weight_store.memory import MemoryStore
+
+MODEL, STATE = Path("/model"), Path("/state")
+SEED = int(os.environ.get("WEIGHTCAST_SEED", "1"))
+TINY: tuple[Spec, ...] = (
+    ("model.layers.0.a", "BF16", (24, 12), "rows"),
+    ("model.layers.0.b", "BF16", (12, 24), "cols"),
+    ("model.layers.1.c", "F32", (16,), "all"),
+)
+
+
+class Down(MemoryStore):
+    """The store while nobody can reach it."""
+
+    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
+        raise StoreUnavailable("down", key=key)
+
+
+class Counting:
+    """The same store, counting bytes read from shards."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store, self.read = store, 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        self.read += len(buffer)
+        await self.store.read_into(key, offset, buffer)
+
+
+@dataclass
+class World:
+    """Versions published beforehand; the head says which of them the replica can see."""
+
+    training: Training
+    store: MemoryStore
+    tmpfs: bool
+    now: int = 0
+
+    async def head(self, version: int) -> None:
+        self.now = version
+        await self.training.move_head(self.training.positions[version])
+
+    async def open(self, disk: SimDisk, store: object = None, **options: object) -> Replica:
+        return await Replica.open(
+            run="tiny",
+            model_dir=MODEL,
+            state_dir=STATE if self.tmpfs else None,
+            store=store or self.store,  # type: ignore[arg-type]
+            disk=disk,
+            threads=1,
+            file_bytes=700,
+            **options,  # type: ignore[arg-type]
+        )
+
+
+def visible(disk: SimDisk) -> tuple[int, dict[str, bytes]] | None:
+    """What an engine that enters through the gate would load: version and tensors."""
+    whole = holds(disk, Places.of(MODEL))
+    if whole is None:
+        return None
+    found = {path.name: bytes(i.data) for path, i in disk.volume.names.items() if path.parent == MODEL}
+    assert INDEX in found
+    assert found["config.json"] == b'{"model_type": "tiny"}'
+    return whole.position.version, read_model({n: d for n, d in found.items() if n.endswith(".safetensors")})
+
+
+class Inline(Executor):
+    """Runs each job where it is submitted: the same effects in the same order every time, and no waiting."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def here(call: Callable[..., Any], *args: Any) -> Any:
+        return call(*args)
+
+    monkeypatch.setattr(replica_module, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(asyncio, "to_thread", here)
+
+
+async def first_fetch(world: World, disk: SimDisk) -> None:
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+        await replica.checkpoint()
+
+
+async def follow(world: World, disk: SimDisk) -> None:
+    """Two deltas by log, a checkpoint, one more delta."""
+    await world.head(3)
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+        await replica.checkpoint(force=True)
+        await world.head(4)
+        await replica.catch_up()
+
+
+async def dense(world: World, disk: SimDisk) -> None:
+    """A change too large for a log."""
+    await world.head(2)
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+
+
+async def repair(world: World, disk: SimDisk) -> None:
+    """Two groups edited by hand, found at the start and refetched."""
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+
+
+async def recovery(world: World, disk: SimDisk) -> None:
+    """Coming back after a crash just behind a commit; the log is replayed without a store."""
+    async with await world.open(disk, Down()):
+        pass
+
+
+POINTS: dict[tuple[str, bool, str], int] = {}
+Scenario = Callable[[World, SimDisk], Awaitable[None]]
+SCENARIOS: dict[str, Scenario] = {
+    "first fetch": first_fetch,
+    "follow": follow,
+    "dense": dense,
+    "repair": repair,
+    "recovery": recovery,
+}
+HEADS = {"first fetch": (2, 2), "follow": (1, 4), "dense": (1, 2), "repair": (3, 3), "recovery": (1, 2)}
+"""The head before the crashes and the one to be reached after them."""
+
+
+@functools.cache
+def published(name: str) -> tuple[MemoryStore, Training]:
+    """A full and what follows it, once for all worlds of a scenario."""
+
+    async def make() -> tuple[MemoryStore, Training]:
+        store = MemoryStore()
+        training = Training(store, specs=TINY, aliases={}, seed=SEED)
+        await training.publish()
+        for share in (0.9,) if name == "dense" else (0.03, 0.03, 0.03):
+            training.step(share)
+            await training.publish()
+        return store, training
+
+    with ThreadPoolExecutor(1) as thread:  # an event loop may be running here
+        return thread.submit(lambda: asyncio.run(make())).result()
+
+
+STARTS: dict[tuple[str, bool], Volume] = {}
+
+
+async def prepared(name: str, tmpfs: bool, seed: int) -> tuple[World, SimDisk]:
+    """A world and a disk just before the part of the scenario in which crashes happen."""
+    origin, training = published(name)
+    store = MemoryStore()
+    store._objects = dict(origin._objects)
+    world = World(replace(training, store=store), store, tmpfs)
+    await world.head(HEADS[name][0])
+    if (name, tmpfs) not in STARTS:
+        STARTS[name, tmpfs] = (await _start(name, world)).volume
+        await world.head(HEADS[name][0])
+    return world, SimDisk(STARTS[name, tmpfs].clone(), volatile=(MODEL,) if tmpfs else (), seed=seed)
+
+
+async def _start(name: str, world: World) -> SimDisk:
+    disk = SimDisk(Volume(), volatile=(MODEL,) if world.tmpfs else (), seed=SEED)
+    if name != "first fetch":
+        await first_fetch(world, disk)
+    if name == "repair":
+        for path, inode in disk.volume.names.items():
+            if path.parent == MODEL and path.suffix == ".safetensors":
+                inode.data[-5] ^= 1
+    if name == "recovery":
+        await world.head(2)
+        disk.crash_at = disk.effects + await _effects_to_commit(world.tmpfs)
+        with pytest.raises(Crash):
+            await repair(world, disk)
+        disk = disk.kill()
+    return disk
+
+
+async def _effects_to_commit(tmpfs: bool) -> int:
+    """Effects of a step up to the first one after its commit."""
+    world, disk = await prepared("follow", tmpfs, SEED)
+    await world.head(2)
+    start = disk.effects
+    await repair(world, disk)
+    return next(n for n, what in enumerate(disk.trace[start:], 1) if what.startswith("sync change-")) + 3
+
+
+@pytest.mark.parametrize("kind", ["kill", "power"])
+@pytest.mark.parametrize("tmpfs", [False, True], ids=["disk", "tmpfs"])
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_effect(name: str, tmpfs: bool, kind: str) -> None:
+    POINTS[name, tmpfs, kind] = asyncio.run(_every_effect(name, tmpfs, kind))
+
+
+def test_covers_a_thousand_points() -> None:
+    """Enough distinct crash points, if this file's scenarios have all run."""
+    if len(POINTS) == 20:
+        assert sum(POINTS.values()) >= 1000, POINTS
+
+
+async def _every_effect(name: str, tmpfs: bool, kind: str) -> int:
+    world, disk = await prepared(name, tmpfs, SEED)
+    await SCENARIOS[name](world, disk)
+    assert visible(disk) == (HEADS[name][1], world.training.tensors(HEADS[name][1]))
+    # What a power loss leaves is drawn, so short scenarios are drawn more than once.
+    rounds = 2 if kind == "power" and disk.effects < 50 else 1
+    for seed in range(rounds):
+        for at in range(1, disk.effects + 1):
+            await one_crash(name, tmpfs, kind, at, seed)
+    return disk.effects * rounds
+
+
+def last_of(world: World) -> tuple[int, dict[str, bytes]]:
+    return world.now, world.training.tensors(world.now)
+
+
+async def one_crash(name: str, tmpfs: bool, kind: str, at: int, draw: int) -> None:
+    where = f"{name}, {'tmpfs' if tmpfs else 'disk'}, {kind} at effect {at}, draw {draw}, WEIGHTCAST_SEED={SEED}"
+    world, disk = await prepared(name, tmpfs, (SEED * 1000 + draw) * 10_000 + at)
+    # Before an agent has looked, files edited by hand are visible.
+    known = None if name == "repair" else visible(disk)
+    disk.crash_at = at
+    with pytest.raises(Crash):
+        await SCENARIOS[name](world, disk)
+    where += f" ({disk.trace[-1]})"
+    disk = disk.kill() if kind == "kill" else disk.power_loss()
+    if name != "repair":
+        check(world, visible(disk), known, where)
+
+    # Recovery needs no store: what was decided is here.
+    replica = await world.open(disk, Down())
+    await replica.close()
+    after = visible(disk)
+    check(world, after, known, where)
+    assert known is None or after is not None, f"nothing held after recovery: {where}"
+
+    await world.head(HEADS[name][1])
+    counting = Counting(world.store)
+    async with await world.open(disk, counting) as replica:
+        assert await replica.catch_up() == world.training.positions[world.now], where
+    assert visible(disk) == last_of(world), where
+    if name in ("follow", "recovery"):
+        full = world.training.manifests[1].payload_bytes
+        assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
+
+
+def check(
+    world: World, seen: tuple[int, dict[str, bytes]] | None, known: tuple[int, object] | None, where: str
+) -> None:
+    if seen is not None:
+        version, tensors = seen
+        assert tensors == world.training.tensors(version), f"a mixture at version {version}: {where}"
+        assert known is None or version >= known[0], f"went back to {version}: {where}"
+
+
+def _no_log_sync(patch: pytest.MonkeyPatch) -> None:
+    sync = simdisk.SimAppender.sync
+    patch.setattr(simdisk.SimAppender, "sync", lambda self: self.path.suffix == ".log" or sync(self))
+
+
+def _no_weight_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(simdisk.SimMap, "sync", lambda self: None)
+
+
+def _no_hiding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(presence, "hide", lambda disk, places: None)
+
+
+def _no_boot_id(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimDisk, "boot_id", lambda self: "always the same")
+
+
+@pytest.mark.parametrize(
+    ("switch_off", "name", "kind"),
+    [
+        (_no_log_sync, "follow", "power"),
+        (_no_weight_sync, "follow", "power"),
+        (_no_hiding, "follow", "kill"),
+        (_no_boot_id, "follow", "power"),
+    ],
+)
+def test_has_teeth(
+    switch_off: Callable[[pytest.MonkeyPatch], None], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a mechanism switched off the crashes above find a violation."""
+    published(name)
+    switch_off(monkeypatch)
+    with pytest.raises((AssertionError, DamagedFiles)):
+        asyncio.run(_every_effect(name, False, kind))
