@@ -20,19 +20,31 @@ from rich.console import Console
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Move this Hugging Face directory by real AdamW steps instead of training the demo's own policy.",
 )
+@click.option("--store", help="With --coordinator: only train, and publish to this bucket.")
+@click.option("--coordinator", help="Address of a coordinator that runs already.")
 @click.option("--chaos", is_flag=True, help="Kill coordinator, agent, sidecar and trainer on the way.")
-def command(steps: int, regions: int, ranks: int, model: Path | None, chaos: bool) -> None:
+def command(
+    steps: int, regions: int, ranks: int, model: Path | None, store: str | None, coordinator: str | None, chaos: bool
+) -> None:
     """Run the whole path on this machine and prove it bit-exact.
 
     Starts an S3 server, the coordinator, a training job and a rollout agent per region, each its own process, on
     loopback. Exit status 0 only if every region ends with exactly the trainer's bytes. Leaves no process and no file.
+
+    With --store and --coordinator it runs the training job alone, for a bucket, coordinator and agents of yours.
     """
+    from weightcast.demo.join import run_job
     from weightcast.demo.run import run_demo
     from weightcast.demo.settings import DemoSettings
 
     settings = DemoSettings(steps, regions, ranks, model.absolute() if model else None, chaos)
     signal.signal(signal.SIGTERM, _interrupt)
+    if (store is None) != (coordinator is None):
+        raise click.UsageError("--store and --coordinator go together: a training job needs both")
     try:
+        if store is not None and coordinator is not None:
+            run_job(settings, store, coordinator, Console())
+            return
         equal = run_demo(settings, Console())
     except KeyboardInterrupt:
         raise click.Abort from None

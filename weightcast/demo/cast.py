@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
-import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
@@ -17,16 +14,15 @@ from urllib.parse import quote
 
 import httpx
 
-from trainer_agent.arena import DEFAULT_ROOT, remove_abandoned
+from trainer_agent.arena import DEFAULT_ROOT
 from weightcast.demo.errors import DemoError
-from weightcast.demo.settings import RUN, JobSettings
+from weightcast.demo.ranks import Ranks, end, environment, kill
+from weightcast.demo.settings import RUN
 from weightcast.devserver import SeaweedServer, ServerProcess, free_port
 
 _BUCKET = "weightcast-demo"
 _START_TIMEOUT_S = 60.0
-_TRAINER_GRACE_S = 8.0
 _AGENT_GRACE_S = 4.0
-_POLL_S = 0.05
 
 
 class Cast:
@@ -36,7 +32,6 @@ class Cast:
         self._regions = tuple(regions)
         self._stack = contextlib.ExitStack()
         self._processes: dict[str, ServerProcess] = {}
-        self._ranks: list[ServerProcess] = []
         self._commands: dict[str, list[str]] = {}
         self._port = free_port()
         self._starts = 0
@@ -54,6 +49,8 @@ class Cast:
             self._server = stack.enter_context(SeaweedServer(self.work / "s3"))
             self._server.create_bucket(_BUCKET)
             self.store = f"s3://{_BUCKET}/?endpoint={quote(self._server.endpoint_url, safe=':/')}&region=us-east-1"
+            self._environment = environment(self.work, self._server.environment())
+            self.ranks = Ranks(self._environment)
             stack.callback(self._end_all)
             self._stack = stack.pop_all()
         return self
@@ -84,68 +81,28 @@ class Cast:
 
     def restart(self, name: str) -> None:
         """Kill a process with SIGKILL and start it again with the same command line."""
-        _kill(self._processes[name])
+        kill(self._processes[name])
         self._start_command(name, self._commands[name])
 
-    def start_job(self, job: JobSettings) -> None:
-        """Start all ranks of the training job."""
-        job.save()
-        for rank in range(job.world_size):
-            arguments = ["-m", "weightcast.demo.trainer", str(job.path), str(rank)]
-            self._ranks.append(self._start(f"rank {rank}", arguments))
-
-    def kill_job(self) -> None:
-        """End all ranks with SIGKILL, sidecars included, and what they left in shared memory."""
-        for rank in self._ranks:
-            _kill(rank)
-        self._ranks.clear()
-        remove_abandoned(DEFAULT_ROOT)
-
-    def kill_sidecar(self) -> int:
-        """End the sidecar of one rank with SIGKILL; returns its process id. ``DemoError`` if none runs."""
-        for rank in self._ranks:
-            for pid in _sidecars(rank.pid):
-                os.kill(pid, signal.SIGKILL)
-                return pid
-        raise DemoError("no sidecar of the training job runs")
-
-    def check(self, *, job_done: bool) -> None:
-        """``DemoError`` with the end of its log if a process ended that should run."""
-        watched = dict(self._processes)
-        if not job_done:
-            watched |= {f"rank {number}": process for number, process in enumerate(self._ranks)}
-        for name, process in watched.items():
+    def check(self) -> None:
+        """``DemoError`` with the end of its log if coordinator or an agent has ended."""
+        for name, process in self._processes.items():
             if not process.running:
                 raise DemoError(f"{name} ended early; the end of its log: {process.log_tail()}")
 
     def log_tails(self) -> Mapping[str, str]:
         """The end of every process's log, for a failed demo."""
-        everyone = {**self._processes, **{f"rank {n}": process for n, process in enumerate(self._ranks)}}
-        return {name: process.log_tail() for name, process in everyone.items()}
+        return {name: process.log_tail() for name, process in self._processes.items()} | self.ranks.log_tails()
 
     def _start_command(self, name: str, arguments: list[str]) -> None:
         self._commands[name] = arguments
-        self._processes[name] = self._start(name, ["-m", "weightcast", *arguments])
-
-    def _start(self, name: str, arguments: Sequence[str]) -> ServerProcess:
         self._starts += 1
-        return ServerProcess(
-            [sys.executable, *arguments],
+        self._processes[name] = ServerProcess(
+            [sys.executable, "-m", "weightcast", *arguments],
             cwd=self.work,
             log_path=self.work / f"{self._starts:03d}-{name.replace(' ', '-')}.log",
-            env=self._environment(),
+            env=self._environment,
         )
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            "PATH": os.environ.get("PATH", os.defpath),
-            "HOME": str(self.work),
-            "TMPDIR": str(self.work),
-            # The ranks are the parallelism of the demo; a pool of threads each would only make them wait.
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": _loopback(),
-            **self._server.environment(),
-        }
 
     def _coordinator_answers(self) -> bool:
         try:
@@ -165,53 +122,13 @@ class Cast:
         stack.callback(janitor.stop)
 
     def _end_all(self) -> None:
-        """End trainers first, so that each can close its Publisher, then agents and coordinator."""
-        _end(self._ranks, _TRAINER_GRACE_S)
-        _end(list(self._processes.values()), _AGENT_GRACE_S)
-        self._ranks.clear()
+        """End trainers first, then agents and coordinator."""
+        self.ranks.end()
+        end(list(self._processes.values()), _AGENT_GRACE_S)
         self._processes.clear()
-        remove_abandoned(DEFAULT_ROOT)
-
-
-def _end(processes: Sequence[ServerProcess], grace_s: float) -> None:
-    for process in processes:
-        if process.running:
-            os.kill(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline and any(process.running for process in processes):
-        time.sleep(_POLL_S)
-    for process in processes:
-        _kill(process)
-
-
-def _kill(process: ServerProcess) -> None:
-    """End a process, its group and, were it a rank, its sidecars, which are in groups of their own."""
-    sidecars = _sidecars(process.pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for pid in sidecars:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.stop()
 
 
 def _directory(stack: contextlib.ExitStack, parent: Path | None) -> Path:
     path = Path(tempfile.mkdtemp(prefix="weightcast-demo-", dir=parent))
     stack.callback(shutil.rmtree, path, ignore_errors=True)
     return path
-
-
-def _loopback() -> str:
-    names = {name for _, name in socket.if_nameindex()}
-    return "lo" if "lo" in names else "lo0"
-
-
-def _sidecars(parent: int) -> list[int]:
-    """Process ids of the children of ``parent`` that are sidecars (Linux; elsewhere they end by themselves)."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            ppid = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if ppid == parent and b"trainer_agent.sidecar" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
-    return found

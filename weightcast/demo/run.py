@@ -52,7 +52,6 @@ class _Director:
         self._plan = chaos.plan(settings.steps) if settings.chaos else chaos.Plan()
         self._blows = 0
         self._finished: set[int] = set()
-        self._tails: dict[int, events.EventTail] = {}
         self._http = httpx.Client(base_url=cast.coordinator, timeout=5)
         self._job = JobSettings(
             store=cast.store,
@@ -82,7 +81,10 @@ class _Director:
             self._read_regions()
             self._strike()
             self.engines.check()
-            self._cast.check(job_done=len(self._finished) == self._settings.ranks)
+            self._cast.check()
+            if self._cast.ranks.ended() - self._finished:
+                self._read_events()
+                self._cast.ranks.check(self._finished)
             self._show.status(self._words())
             self._show.refresh()
             if self._progress() != before:
@@ -102,8 +104,7 @@ class _Director:
     def _start_job(self, job: JobSettings) -> None:
         self._job = job
         self._finished.clear()
-        self._tails = {rank: events.EventTail(job.events(rank)) for rank in range(job.world_size)}
-        self._cast.start_job(job)
+        self._cast.ranks.start(job)
 
     def _done(self) -> bool:
         return len(self._finished) == self._settings.ranks and self._story.everywhere(self._story.newest)
@@ -114,17 +115,16 @@ class _Director:
         return story.newest, story.training, story.warming, settled, self._blows, len(self._finished)
 
     def _read_events(self) -> None:
-        for tail in self._tails.values():
-            for event in tail.new():
-                match event:
-                    case events.Failed(rank, message):
-                        raise DemoError(f"rank {rank} of the training job gave up: {message}")
-                    case events.Exported(rank, step, sha256):
-                        self._claims.add(step, rank, sha256)
-                    case events.Finished(rank, _):
-                        self._finished.add(rank)
-                    case _:
-                        self._story.add(event)
+        for event in self._cast.ranks.events():
+            match event:
+                case events.Failed(rank, message):
+                    raise DemoError(f"rank {rank} of the training job gave up: {message}")
+                case events.Exported(rank, step, sha256):
+                    self._claims.add(step, rank, sha256)
+                case events.Finished(rank, _):
+                    self._finished.add(rank)
+                case _:
+                    self._story.add(event)
 
     def _read_regions(self) -> None:
         """Ask the coordinator; while it is away nothing is learned, and nothing stops."""
@@ -150,12 +150,12 @@ class _Director:
                 case chaos.Blow.AGENT:
                     self._cast.restart(f"agent {self._settings.region_names[0]}")
                 case chaos.Blow.SIDECAR:
-                    self._cast.kill_sidecar()
+                    self._cast.ranks.kill_sidecar()
                 case chaos.Blow.RESUME:
                     self._resume()
 
     def _resume(self) -> None:
-        self._cast.kill_job()
+        self._cast.ranks.kill()
         self._read_events()
         job = dataclasses.replace(
             self._job, attempt=self._job.attempt + 1, resume_step=self._plan.checkpoint_step, checkpoint_step=None

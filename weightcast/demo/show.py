@@ -62,7 +62,7 @@ class Show:
         for row in self._story.rows:
             if row.sealed.version not in self._printed and row.settled.issuperset(self._story.regions):
                 self._printed.add(row.sealed.version)
-                self._console.print(Text(_line(row)), soft_wrap=True)
+                say_sealed(self._console, row)
 
     def prove(self, proofs: Sequence[RegionProof], compared: Sequence[int]) -> None:
         """Show the outcome of the final comparison, and how many versions were compared on the way."""
@@ -109,10 +109,16 @@ def _state(words: str) -> Text:
     return Text(words, _STATES.get(words.partition(" ")[0], "dim"))
 
 
+def say_sealed(console: Console, row: Row) -> None:
+    """Print one line about a version."""
+    console.print(Text(_line(row)), soft_wrap=True)
+
+
 def _line(row: Row) -> str:
     version, step, reward, changed, payload, share, copy, encode, upload, seal = _cells(row)
     regions = ", ".join(f"{region} {words}" for region, words in row.regions.items())
-    return (
+    line = (
         f"version {version}: step {step}, reward {reward}, {changed} changed, {payload} bytes ({share} of BF16), "
-        f"copy {copy}, encode {encode}, upload {upload}, seal {seal}; {regions}"
+        f"copy {copy}, encode {encode}, upload {upload}, seal {seal}"
     )
+    return f"{line}; {regions}" if regions else line
