@@ -7,7 +7,6 @@ died.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import fcntl
@@ -30,6 +29,7 @@ from weight_store.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from weight_store.finishing import in_thread
 from weight_store.object_keys import check_key_prefix, check_object_key
 from weight_store.store import Blob, Entry
 
@@ -61,40 +61,40 @@ class LocalStore:
 
     async def get(self, key: str, *, max_bytes: int) -> Blob:
         """See :meth:`~weight_store.store.Store.get`."""
-        return await asyncio.to_thread(self._get, check_object_key(key), max_bytes)
+        return await in_thread(self._get, check_object_key(key), max_bytes)
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """See :meth:`~weight_store.store.Store.read_into`."""
-        await asyncio.to_thread(self._read_into, check_object_key(key), offset, buffer)
+        await in_thread(self._read_into, check_object_key(key), offset, buffer)
 
     async def create(self, key: str, data: bytes) -> str:
         """See :meth:`~weight_store.store.Store.create`."""
-        return await asyncio.to_thread(self._create, _check_key(key), data)
+        return await in_thread(self._create, _check_key(key), data)
 
     async def replace(self, key: str, data: bytes, *, etag: str) -> str:
         """See :meth:`~weight_store.store.Store.replace`."""
-        return await asyncio.to_thread(self._replace, _check_key(key), data, etag)
+        return await in_thread(self._replace, _check_key(key), data, etag)
 
     @asynccontextmanager
     async def upload(self, key: str) -> AsyncIterator[LocalUpload]:
         """See :meth:`~weight_store.store.Store.upload`."""
         _check_key(key)
-        temporary = await asyncio.to_thread(lambda: Temporary(self._temporary_directory(), key))
+        # Not in a thread: a task cancelled meanwhile would never learn what to close.
+        temporary = Temporary(self._temporary_directory(), key)
         try:
             yield LocalUpload(self, key, temporary)
         finally:
-            # Not awaited: it is quick, and a cancelled task must not leave before it is done.
             temporary.close()
 
     async def delete(self, key: str) -> None:
         """See :meth:`~weight_store.store.Store.delete`."""
-        await asyncio.to_thread(self._delete, _check_key(key))
+        await in_thread(self._delete, _check_key(key))
 
     async def list(self, prefix: str) -> AsyncIterator[Entry]:
         """See :meth:`~weight_store.store.Store.list`. The ETag of an object above 8 MiB is empty here."""
         check_key_prefix(prefix)
-        for key in await asyncio.to_thread(self._keys, prefix):
-            entry = await asyncio.to_thread(self._entry, key)
+        for key in await in_thread(self._keys, prefix):
+            entry = await in_thread(self._entry, key)
             if entry is not None:
                 yield entry
 
@@ -273,11 +273,11 @@ class LocalUpload:
 
     async def write(self, data: bytes | bytearray | memoryview) -> None:
         """See :meth:`~weight_store.store.Upload.write`."""
-        await asyncio.to_thread(self._temporary.append, data)
+        await in_thread(self._temporary.append, data)
 
     async def commit(self) -> None:
         """See :meth:`~weight_store.store.Upload.commit`."""
-        await asyncio.to_thread(self._store.place, self._key, self._temporary)
+        await in_thread(self._store.place, self._key, self._temporary)
 
 
 class Temporary:

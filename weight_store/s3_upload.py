@@ -23,6 +23,7 @@ import botocore.session
 from botocore.config import Config
 
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreRefused, StoreUnavailable
+from weight_store.finishing import finished
 from weight_store.retry import Retrier
 from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
@@ -62,7 +63,7 @@ class S3Uploader:
         try:
             yield upload
         finally:
-            await _uninterrupted(upload.discard())
+            await finished(upload.discard())
 
     def submit(self, key: str, request: Callable[[Any], T]) -> Future[T]:
         """Run ``request(client)`` in a thread; its future raises the port's errors."""
@@ -262,13 +263,3 @@ class S3Upload:
         self._running.add(sent)
         sent.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(sent)
-
-
-async def _uninterrupted(work: Any) -> None:
-    """Await ``work`` to its end even if the caller is cancelled meanwhile, which it then is."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await task
-        raise
