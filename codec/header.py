@@ -26,7 +26,7 @@ PREAMBLE = struct.Struct("<4sBBBB")  # magic, format version, kind, dtype code, 
 CHECK = struct.Struct("<Q")  # XXH3-64 of the frame without these eight bytes
 MAX_DIMS = 32
 """As numpy 1 has it."""
-MAX_ELEMENTS = 1 << 42
+MAX_FRAME_ELEMENTS = 1 << 42
 MAX_RATIO = 32768
 """No payload decodes to more than this many times its length: zstd's bound, the weakest of the compressors."""
 
@@ -58,8 +58,8 @@ class FrameHeader:
         if len(self.shape) > MAX_DIMS:
             raise InvalidInput(f"{len(self.shape)} dimensions; a frame holds at most {MAX_DIMS}")
         # Zeros count as ones: (0, 2**60) is empty, and still no shape a tensor library takes.
-        if math.prod(max(n, 1) for n in self.shape) > MAX_ELEMENTS:
-            raise InvalidInput(f"shape {self.shape} is beyond the {MAX_ELEMENTS} elements of a frame")
+        if math.prod(max(n, 1) for n in self.shape) > MAX_FRAME_ELEMENTS:
+            raise InvalidInput(f"shape {self.shape} is beyond the {MAX_FRAME_ELEMENTS} elements of a frame")
         if self.base_digest is not None and len(self.shape) != 1:
             raise InvalidInput("a delta has one dimension, the element count")
         if any(len(d) != DIGEST_BYTES for d in (self.digest, self.base_digest) if d is not None):
@@ -106,7 +106,7 @@ def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
     base_digest = bytes(reader.take(DIGEST_BYTES)) if kind == DELTA else None
     if dims > MAX_DIMS:
         raise CorruptFrame(f"{dims} dimensions; a frame holds at most {MAX_DIMS}")
-    shape = tuple(reader.varint(MAX_ELEMENTS) for _ in range(dims))
+    shape = tuple(reader.varint(MAX_FRAME_ELEMENTS) for _ in range(dims))
     header = FrameHeader(find_code(dtype_code), shape, digest, base_digest)
     try:
         header.validate()

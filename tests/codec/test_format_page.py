@@ -60,7 +60,7 @@ def test_frame_offsets():
 
 def test_limits():
     assert "at most 2^42" in PAGE
-    assert header.MAX_ELEMENTS == 2**42
+    assert header.MAX_FRAME_ELEMENTS == 2**42
     assert "Chunks are 2^24 elements" in PAGE
     assert header.CHUNK_N == 2**24
     assert f"number of dimensions, at most {header.MAX_DIMS}" in PAGE
