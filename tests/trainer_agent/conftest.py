@@ -146,6 +146,12 @@ class _Tensors:
         return whole[(*(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True)), ...)]
 
 
+@pytest.fixture(scope="session")
+def start_service() -> Callable[..., Service]:
+    """``start_service(store_url)`` starts a coordinator, for fixtures that stop it themselves."""
+    return lambda store_url, **settings: Service(store_url, free_port(), **settings).start()
+
+
 @pytest.fixture
 def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """``make_service(expire_after_s=..., store_url=...)`` starts a coordinator; stopped at the end."""
