@@ -14,6 +14,7 @@ File, little-endian, every part padded with zeros to 8 bytes::
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,13 +72,14 @@ class ScannedLog:
 
 
 class LogWriter:
-    """Writes one log. Without :meth:`commit` it never counts; :meth:`discard` removes it."""
+    """Writes one log, from any thread. Without :meth:`commit` it never counts; :meth:`discard` removes it."""
 
     def __init__(self, disk: Disk, path: Path, head: LogHead) -> None:
         self._disk = disk
         self._path = path
         self._file = disk.append(path)
         self._chain = xxhash.xxh3_128()
+        self._lock = threading.Lock()
         self._records = 0
         self.nbytes = 0
         try:
@@ -99,8 +101,9 @@ class LogWriter:
         parts = [values] if whole is not None else [change.index, change.bits]
         body = b"".join(_padded(part.tobytes()) for part in parts)
         check = _checksum(header, body)
-        self._write(header, check, body)
-        self._records += 1
+        with self._lock:
+            self._write(header, check, body)
+            self._records += 1
 
     def commit(self) -> None:
         """Make the version decided: it is applied once this returns, and perhaps if it fails half-way."""

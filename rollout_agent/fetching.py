@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from codec import Change, CodecError, decode_group
 from codec.dtypes import Bits
 from rollout_agent.errors import DamagedObject
+from rollout_agent.settled import in_pool
 from rollout_agent.source import LoadedHop
 from weight_store.keys import shard_key
 from weight_store.layout import Group
@@ -62,7 +63,7 @@ class Fetcher:
         """Decode each wanted group against ``base(group)`` and hand it to ``take``, from many threads.
 
         Raises ``DamagedObject`` naming shard and group, ``FormatError`` for a damaged block, or what the store raises.
-        What had been taken by then stays taken.
+        What had been taken by then stays taken; nothing is taken after this has ended.
         """
         by_rank = [
             (receipt, [hop.ranges[group.index] for group in hop.layout.owned(receipt.rank) if group.index in wanted])
@@ -89,11 +90,9 @@ class Fetcher:
         base: Base,
         take: Take,
     ) -> None:
-        loop = asyncio.get_running_loop()
-
         async def one(item: GroupRange, payload: bytes, size: int) -> None:
             try:
-                await loop.run_in_executor(self._pool, _decode, self._run, receipt, item, payload, base, take)
+                await in_pool(self._pool, _decode, self._run, receipt, item, payload, base, take)
             finally:
                 await budget.give(size)
 

@@ -9,6 +9,7 @@
         .weightcast/
             owner.json      run that the directory belongs to
             whole.json      which version the directory holds, and in which boot; there only while it is whole
+            serving.json    which version the engine confirmed last
             gate.lock       flock: shared while an engine loads, exclusive while weights change
             gate.turn       flock: a waiting agent holds it, so that readers cannot starve it
             hidden/         index and config.json while weights change
@@ -91,6 +92,11 @@ class Places:
     def whole(self) -> Path:
         """The mark that the directory is whole."""
         return self.private / "whole.json"
+
+    @property
+    def serving(self) -> Path:
+        """What the engine confirmed."""
+        return self.private / "serving.json"
 
     @property
     def gate_lock(self) -> Path:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from rollout_agent.disk import Disk, LocalDisk
 from rollout_agent.errors import DamagedFiles, DamagedObject, NotWhole, Rewind
 from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.holding import Damage, Holding
 from rollout_agent.places import Places
+from rollout_agent.settled import in_thread
 from rollout_agent.source import Source
+from rollout_agent.state import Serving, load, save
 from rollout_agent.statedir import Held
 from rollout_agent.updating import Updater
 from rollout_agent.views import open_views
@@ -28,6 +31,7 @@ from weight_store.store import Store
 if TYPE_CHECKING:
     import torch
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
 
 CHECKPOINT_LOGS = 16
@@ -79,7 +83,7 @@ class Replica:
         if isinstance(store, str):
             replica._owned_store = opened
         try:
-            await asyncio.to_thread(holding.open)
+            await in_thread(holding.open)
             await replica._recover()
         except BaseException:
             await replica.close()
@@ -103,6 +107,20 @@ class Replica:
         """The trainer's label of that version."""
         held = self._holding.held
         return held.version.step if held is not None and self._holding.whole else None
+
+    @property
+    def serving(self) -> Position | None:
+        """The version that the engine confirmed last, also across restarts of the agent within one boot."""
+        holding = self._holding
+        found = load(holding.disk, holding.places.serving, Serving)
+        same = found is not None and (found.run_id, found.boot_id) == (holding.run_id, holding.disk.boot_id())
+        return found.position if found is not None and same else None
+
+    def confirm(self, position: Position) -> None:
+        """Note that the engine serves ``position``."""
+        holding = self._holding
+        found = Serving(run_id=str(holding.run_id), position=position, boot_id=holding.disk.boot_id())
+        save(holding.disk, holding.places.serving, found)
 
     @property
     def model_dir(self) -> Path:
@@ -139,12 +157,12 @@ class Replica:
         ``StoreError`` and ``ObjectNotFound`` (no such run yet), ``FormatError`` and ``DamagedObject`` (the bucket is
         damaged), ``DiskError``, ``WrongRun``, ``Rewind``.
         """
-        async with self._busy:
+        async with self._turn():
             if self._holding.unsettled:
                 await self._recover()
             for attempt in range(_REPLANS):
                 head = await self._source.head()
-                await asyncio.to_thread(self._holding.claim, head.run_id)
+                await self._local(self._holding.claim, head.run_id)
                 self._source.run_id = head.run_id
                 if head.position == GENESIS and self._holding.held is None:
                     return None
@@ -160,27 +178,28 @@ class Replica:
 
     async def repair(self) -> None:
         """Hash everything held and refetch what differs. Raises what :meth:`catch_up` raises."""
-        async with self._busy:
+        async with self._turn():
             if self._holding.unsettled:
                 await self._recover()
-            await asyncio.to_thread(self._holding.verify)
+            await self._local(self._holding.verify)
             await self._mend()
 
     async def checkpoint(self, *, force: bool = False) -> None:
         """Make the version held survive a reboot without its logs, if that is due (or ``force``)."""
-        async with self._busy:
+        async with self._turn():
             holding = self._holding
             if holding.held is None or holding.weights is None or self._holding.unsettled:
                 return
             share = holding.log_bytes / max(1, holding.weights.table.nbytes)
             uncopied = holding.copies and holding.files is not None and not holding.files.checkpoint
             if force or uncopied or len(holding.logs) >= CHECKPOINT_LOGS or share >= CHECKPOINT_SHARE:
-                await asyncio.to_thread(holding.checkpoint)
+                await self._local(holding.checkpoint)
 
     async def close(self) -> None:
         """Stop and let go of the directory. Calling it twice is allowed."""
-        await asyncio.to_thread(self._holding.close)
-        self._pool.shutdown(wait=True)
+        self._holding.cancelled.set()
+        await in_thread(self._pool.shutdown)
+        await in_thread(self._holding.close)
         store, self._owned_store = self._owned_store, None
         if store is not None:
             await store.close()
@@ -191,8 +210,17 @@ class Replica:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        async with self._busy:
+            self._holding.cancelled.clear()
+            yield
+
+    async def _local(self, call: Callable[..., _T], *args: object) -> _T:
+        return await in_thread(call, *args, on_cancel=self._holding.cancelled.set)
+
     async def _recover(self) -> None:
-        await asyncio.to_thread(self._holding.recover)
+        await self._local(self._holding.recover)
 
     async def _follow(self, head: Head) -> None:
         held = self._holding.held

@@ -60,12 +60,13 @@ class Whole(Record):
 
 
 class Serving(Record):
-    """``serving.json``: the version that the engine confirmed last."""
+    """``serving.json``: the version that the engine confirmed last, in which boot."""
 
     FORMAT: ClassVar[str] = "weightcast.replica-serving"
 
     run_id: Uuid
     position: Position
+    boot_id: str
 
 
 class State(Record):

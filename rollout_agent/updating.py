@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
-from threading import Lock
 from typing import TypeVar
 
-from codec import Change
 from rollout_agent import beside, presence
 from rollout_agent.changelog import LogWriter
 from rollout_agent.errors import DamagedFiles, DiskFailed
@@ -18,6 +15,7 @@ from rollout_agent.filetable import FILE_BYTES, FileTable
 from rollout_agent.holding import Holding
 from rollout_agent.rebuilding import needed_groups, remaining
 from rollout_agent.selection import is_closed, select, wanted_groups
+from rollout_agent.settled import in_thread
 from rollout_agent.source import LoadedHop, Source
 from rollout_agent.state import State, Version, table_of
 from rollout_agent.statedir import Held
@@ -129,7 +127,7 @@ class Updater:
         await self._keep(hop.version, hop.layout)
         writer = await self._local(holding.begin_log, hop.version)
         try:
-            await self.fetcher.run(hop, wanted, weights.base, _adding_to(writer))
+            await self.fetcher.run(hop, wanted, weights.base, lambda group, change: writer.add(group.index, change))
         except BaseException:
             await self._discard(writer)
             raise
@@ -206,20 +204,10 @@ class Updater:
                 await self.fetcher.run(hop, groups, weights.base, weights.apply)
 
     async def _local(self, call: Callable[..., _T], *args: object) -> _T:
-        return await asyncio.to_thread(call, *args)
+        return await in_thread(call, *args, on_cancel=self._holding.cancelled.set)
 
 
 def _log_share(hop: LoadedHop) -> float:
     """About how large a log of this hop is, as a part of the model."""
     itemsize = min((group.itemsize for group in hop.layout.groups), default=1)
     return hop.changed_share * (_INDEX_BYTES + itemsize) / itemsize
-
-
-def _adding_to(writer: LogWriter) -> Callable[[Group, Change], None]:
-    lock = Lock()
-
-    def take(group: Group, change: Change) -> None:
-        with lock:
-            writer.add(group.index, change)
-
-    return take

@@ -1,0 +1,199 @@
+"""The loop of a rollout agent: wait for an announcement, catch up, hand over to the engine, report; for ever.
+
+The coordinator only makes it quicker: its long poll is a hint, the bucket's head is the truth, and a heartbeat that is
+lost costs nothing. Whatever fails, the agent keeps what it has and tries again with growing, jittered pauses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from coordinator.client import CoordinatorClient
+from coordinator.errors import CoordinatorError
+from coordinator.wire import AgentReport, ReplicaState
+from rollout_agent.engine import Engine, Staged
+from rollout_agent.errors import EngineRefused, RolloutError, RunError
+from rollout_agent.replica import Replica
+from weight_store.errors import ObjectNotFound, WeightStoreError
+from weight_store.position import Position
+
+_LOG = logging.getLogger(__name__)
+
+_LONG_POLL_S = 20.0
+_TTL_S = 30.0
+_MAX_ERROR = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often things are done, in seconds. Pauses are drawn from half to all of their length."""
+
+    poll_s: float = 1.0
+    first_retry_s: float = 0.5
+    longest_retry_s: float = 30.0
+    heartbeat_s: float = _TTL_S / 3
+
+    def retry_s(self, failures: int, draw: float) -> float:
+        """Pause after ``failures`` failures in a row; ``draw`` in [0, 1)."""
+        bound = min(self.longest_retry_s, self.first_retry_s * 2.0 ** min(failures - 1, 30))
+        return bound * (0.5 + draw / 2)
+
+    def wait_s(self, draw: float) -> float:
+        """Pause between two looks at the head."""
+        return self.poll_s * (0.5 + draw / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Time and chance, so that a simulation can supply its own."""
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    draw: Callable[[], float] = random.random
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What the agent would say about itself."""
+
+    state: ReplicaState = "starting"
+    staged: Position | None = None
+    serving: Position | None = None
+    error: str = ""
+    apply_s: float = 0.0
+
+
+@dataclass
+class Agent:
+    """Keeps ``replica`` on its run's head and ``engine`` on the replica. ``client`` None: follow the bucket alone."""
+
+    replica: Replica
+    run: str
+    region: str
+    agent_id: str
+    client: CoordinatorClient | None = None
+    engine: Engine | None = None
+    pace: Pace = Pace()
+    ambient: Ambient = Ambient()
+    status: Status = Status()
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _refused: tuple[Position, str] | None = None
+
+    async def follow(self) -> None:
+        """Follow for ever; cancel to stop. Raises only ``RunError``: what no waiting can put right."""
+        reports = asyncio.create_task(self._report_for_ever())
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self.step()
+                    failures = 0
+                    await self._announced()
+                except RunError:
+                    raise
+                except ObjectNotFound:
+                    self._say(state="starting", error=f"run {self.run!r} is not in the bucket yet")
+                    await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
+                except (RolloutError, WeightStoreError) as error:
+                    failures += 1
+                    pause_s = self.pace.retry_s(failures, self.ambient.draw())
+                    _LOG.warning("%s; trying again in %.1f s", error, pause_s)
+                    self._say(state="failed", error=str(error))
+                    await self.ambient.sleep(pause_s)
+        finally:
+            reports.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await reports
+
+    async def step(self) -> None:
+        """Catch up once, hand over, checkpoint."""
+        before, start_s = self.replica.position, self.ambient.clock()
+        if before is None:
+            self._say(state="fetching")
+        position = await self.replica.catch_up()
+        if position is None:
+            self._say(state="starting", error=f"run {self.run!r} has no version yet")
+            return
+        if position != before:
+            apply_s = self.ambient.clock() - start_s
+            _LOG.info("version %d (step %s) staged in %.2f s", position.version, self.replica.step, apply_s)
+            self._say(state="staged", staged=position, error="", apply_s=apply_s)
+        await self._hand_over(position)
+        await self.replica.checkpoint()
+
+    async def _hand_over(self, position: Position) -> None:
+        """Tell the engine, unless it serves this version or has refused it: then the next version tries again."""
+        serving, error = self.replica.serving, ""
+        if self.engine is not None and serving != position:
+            if self._refused is None or self._refused[0] != position:
+                serving = await self._load(position, self.engine) or serving
+            error = self._refused[1] if self._refused is not None and self._refused[0] == position else ""
+        state: ReplicaState = "serving" if serving == position else "staged"
+        self._say(state=state, staged=position, serving=serving, error=error)
+
+    async def _load(self, position: Position, engine: Engine) -> Position | None:
+        staged = Staged(self.run, position.version, self.replica.step or 0, Path(self.replica.model_dir))
+        try:
+            await engine.load(staged)
+        except EngineRefused as error:
+            _LOG.warning("version %d stays staged: %s", position.version, error)
+            self._refused = (position, str(error))
+            return None
+        self._refused = None
+        self.replica.confirm(position)
+        _LOG.info("version %d is serving", position.version)
+        return position
+
+    async def _announced(self) -> None:
+        """Return when the head may have moved: told by the coordinator, or after a while."""
+        held = self.replica.position
+        if self.client is not None and held is not None:
+            try:
+                head = await self.client.head(self.run, after=held.version, wait_s=_LONG_POLL_S)
+            except CoordinatorError as error:
+                _LOG.debug("no announcement: %s", error)
+            else:
+                if head.position.version > held.version:
+                    return
+        await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
+
+    # ---- reports
+
+    def _say(self, **changes: object) -> None:
+        status = replace(self.status, **changes)  # type: ignore[arg-type]
+        if status != self.status:
+            self.status = status
+            self._changed.set()
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            self._changed.clear()
+            await self._report()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.pace.heartbeat_s):
+                    await self._changed.wait()
+
+    async def _report(self) -> None:
+        if self.client is None or self.replica.run_id is None:
+            return
+        report = AgentReport(
+            run_id=self.replica.run_id,
+            state=self.status.state,
+            staged=self.status.staged,
+            serving=self.status.serving,
+            error=self.status.error[:_MAX_ERROR],
+            fetched_bytes=self.replica.fetched_bytes,
+            apply_s=self.status.apply_s,
+            ttl_s=_TTL_S,
+        )
+        try:
+            await self.client.heartbeat(self.run, self.region, self.agent_id, report)
+        except CoordinatorError as error:
+            _LOG.debug("heartbeat lost: %s", error)

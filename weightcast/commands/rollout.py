@@ -1,0 +1,142 @@
+"""``weightcast rollout``: keep a model directory on the policy of a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+import signal
+import socket
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coordinator.client import CoordinatorClient
+from rollout_agent.agent import Agent, Pace
+from rollout_agent.engine import CommandEngine, Engine, Engines, NotifyEngine
+from rollout_agent.replica import Replica
+from weight_store.errors import StoreUnavailable
+from weight_store.keys import check_run
+from weight_store.opening import check_reachable, open_store
+
+
+@dataclass(frozen=True)
+class _Options:
+    run: str
+    region: str
+    model_dir: Path
+    state_dir: Path | None
+    store: str
+    coordinator: str | None
+    include: tuple[str, ...]
+    on_version: str | None
+    notify: str | None
+    engine_timeout: float
+    agent_id: str | None
+    poll_s: float
+    once: bool
+    verbose: bool
+
+
+@click.command()
+@click.option("--run", required=True, envvar="WEIGHTCAST_RUN", help="Name of the training run.")
+@click.option("--region", required=True, envvar="WEIGHTCAST_REGION", help="Region of this machine, as in eu-west.")
+@click.option("--model-dir", required=True, type=click.Path(file_okay=False, path_type=Path), help="Kept up to date.")
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Where logs and checkpoint lie: a disk, if the model directory is in memory.",
+)
+@click.option("--store", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
+@click.option("--coordinator", envvar="WEIGHTCAST_COORDINATOR", help="Its address; without it the bucket is polled.")
+@click.option("--include", multiple=True, help="Keep only tensors like this: a shell pattern, or re: and a regex.")
+@click.option("--on-version", help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves.")
+@click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves.")
+@click.option("--engine-timeout", default=600.0, show_default=True, type=click.FloatRange(min=0, min_open=True))
+@click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
+@click.option("--poll-s", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Pause between looks.")
+@click.option("--once", is_flag=True, help="Catch up, hand over, and end.")
+@click.option("--verbose", is_flag=True, help="Log more.")
+def command(**options: Any) -> None:
+    """Keep a model directory on the policy of a run.
+
+    Engines load from the directory through `weightcast gate` (or rollout_agent.gate.shared). Stop with Ctrl-C or
+    SIGTERM; whatever ends it, the next start goes on from there.
+    """
+    chosen = _Options(**options)
+    logging.basicConfig(
+        level=logging.DEBUG if chosen.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+    for chatty in ("botocore", "aiobotocore", "urllib3", "httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(_until_signal(_run(chosen)))
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    await task
+
+
+async def _run(options: _Options) -> None:
+    check_run(options.run)
+    engine = _engine(options)
+    store = open_store(options.store)
+    try:
+        await _warn_or_refuse(check_reachable(store))
+        replica = await Replica.open(
+            run=options.run,
+            model_dir=options.model_dir,
+            state_dir=options.state_dir,
+            store=store,
+            include=options.include,
+        )
+        client = CoordinatorClient(options.coordinator) if options.coordinator else None
+        agent = Agent(
+            replica,
+            options.run,
+            options.region,
+            options.agent_id or _default_id(options.model_dir),
+            client,
+            engine,
+            Pace(poll_s=options.poll_s),
+        )
+        try:
+            await (agent.step() if options.once else agent.follow())
+        finally:
+            await replica.close()
+            if client is not None:
+                await client.close()
+    finally:
+        await store.close()
+
+
+async def _warn_or_refuse(check: Coroutine[Any, Any, None]) -> None:
+    """A wrong bucket or key ends the command; a store that is merely down is waited for."""
+    try:
+        await check
+    except StoreUnavailable as error:
+        logging.getLogger(__name__).warning("%s; going on with what is here", error)
+
+
+def _engine(options: _Options) -> Engine | None:
+    engines: list[Engine] = []
+    if options.on_version:
+        engines.append(CommandEngine(options.on_version, timeout_s=options.engine_timeout))
+    if options.notify:
+        engines.append(NotifyEngine(options.notify, timeout_s=options.engine_timeout))
+    return Engines(engines) if engines else None
+
+
+def _default_id(model_dir: Path) -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname()).strip(".-")[:64] or "host"
+    return f"{host}-{hashlib.sha256(str(model_dir.absolute()).encode()).hexdigest()[:8]}"
