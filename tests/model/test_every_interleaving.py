@@ -1,0 +1,96 @@
+"""Every order of events of a small world keeps the promises: no lost version, no wrong one, and never a dead end.
+
+One decision a version; versions only grow; every sealed version is reachable from the head by parent links; a fenced
+term neither seals nor moves the head; the ranks of a manifest share one parent; a publication is sealed at most once.
+conftest.py says what is modelled, and that the decisions are the real code.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator import decisions
+from coordinator.decisions import ReplaceHead, Reread, Step, View
+from weight_store import manifest
+from weight_store.head import Head
+from weight_store.version import Abort
+
+WORLDS = {
+    "two terms, three publications": {"publications": (2, 1), "versions": 3},
+    "receipts out of step and after the decision": {
+        "publications": (1, 1),
+        "versions": 2,
+        "stray": True,
+        "late_receipts": True,
+    },
+    "three coordinators": {"publications": (1, 1), "versions": 2, "coordinators": 3},
+    "three terms": {"publications": (1, 1, 1), "versions": 2},
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_no_order_of_events_breaks_a_promise(world: str, kit) -> None:
+    found = kit.explore(kit.Model(**WORLDS[world]))
+    assert len(found) > 10_000, "the search no longer goes where it should"
+
+
+@pytest.mark.parametrize("world", ["two terms, three publications", "receipts out of step and after the decision"])
+def test_whatever_happened_an_empty_coordinator_goes_on(world: str, kit) -> None:
+    model = kit.Model(**WORLDS[world])
+    assert not kit.dead_ends(model, kit.explore(model))
+
+
+def is_dead_in_any_term(head: Head, slot: decisions.Slot) -> bool:
+    return isinstance(slot.decision, Abort)
+
+
+def finish_in_any_term(view: View, write_id: str) -> Step | None:
+    decision, head = view.slot.decision, view.head
+    if decision is None or isinstance(decision, Abort):
+        return None if decision is None else Reread()
+    return ReplaceHead(head.model_copy(update={"position": decision.position}))
+
+
+def violation(kit, **model: object) -> str:
+    with pytest.raises(kit.Violation) as caught:
+        kit.explore(kit.Model(**model))
+    return str(caught.value)
+
+
+def test_without_the_term_check_a_fenced_term_moves_the_head(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "is_dead", is_dead_in_any_term)
+    monkeypatch.setattr(decisions, "_finish", finish_in_any_term)
+    assert "a fenced term moved the head" in violation(kit, publications=(1, 1), versions=2)
+
+
+def test_without_the_parent_check_ranks_encode_against_different_parents(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manifest, "check_belongs", lambda *_: None)
+    assert "different parents" in violation(kit, publications=(1, 1), versions=2, stray=True)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "sentence"),
+    [
+        ("aborts_aside", "both aborted and decided"),
+        ("trusting_own_write", "the head names a position that its register does not hold"),
+        ("unconditional_head", "the head"),
+        ("overwriting_registers", "opening or decision changed"),
+    ],
+    ids=["abort register", "read-back", "compare-and-set", "create-only"],
+)
+def test_without_a_mechanism_of_the_store_a_promise_breaks(mutation: str, sentence: str, kit) -> None:
+    found = violation(kit, publications=(1, 1), versions=2, mutation=kit.Mutation(**{mutation: True}))
+    assert sentence in found
+
+
+def test_without_fencing_an_old_opening_there_is_a_dead_end(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "_fence", lambda *_: Reread())
+    model = kit.Model(publications=(1, 1), versions=2)
+    assert kit.dead_ends(model, kit.explore(model))
+
+
+def test_a_violation_says_how_to_get_there(kit) -> None:
+    found = violation(kit, publications=(1, 1), versions=2, mutation=kit.Mutation(aborts_aside=True))
+    assert "creates the head" in found
+    assert "rank 1 writes its receipt of version 1" in found
+    assert len(found.splitlines()) < 20
