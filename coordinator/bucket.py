@@ -24,7 +24,7 @@ from coordinator.decisions import (
     is_dead,
 )
 from weight_store.control import Control
-from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed
+from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound, PreconditionFailed
 from weight_store.keys import (
     control_key,
     head_key,
@@ -32,6 +32,7 @@ from weight_store.keys import (
     manifest_key,
     offer_key,
     open_key,
+    parse_key,
     receipt_key,
     run_marker_key,
 )
@@ -39,7 +40,7 @@ from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.offer import Offer
 from weight_store.position import GENESIS, Position
-from weight_store.reading import read_head, read_layout, read_manifest
+from weight_store.reading import read_head, read_manifest
 from weight_store.receipt import Receipt
 from weight_store.records import MAX_COLUMNS_BYTES, MAX_RECORD_BYTES, pack, record_format, sha256_hex, unpack
 from weight_store.store import Store
@@ -47,8 +48,8 @@ from weight_store.version import Abort, Open
 
 T = TypeVar("T")
 
-_SMALL_BYTES = 1 << 20
-"""Records larger than this are parsed off the event loop."""
+_SMALL_BYTES = 64 << 10
+"""Objects larger than this are parsed off the event loop; a packed one may be twenty times as large inside."""
 
 
 class RunBucket:
@@ -127,7 +128,11 @@ class RunBucket:
     async def layout(self, sha256: str) -> Layout:
         """Return a layout, verified. Not coalesced: callers ask under a lock or seldom."""
         found = self._layouts.get(sha256)
-        return found or self._layouts.put(sha256, await read_layout(self._store, self._run, sha256))
+        if found is None:
+            key = layout_key(self._run, sha256)
+            data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
+            found = self._layouts.put(sha256, await self._parsed(_parse_layout, data, key))
+        return found
 
     async def find_layout(self, sha256: str) -> Layout | None:
         """Return a layout, or None if the bucket does not hold it."""
@@ -209,6 +214,15 @@ def _parse_register(data: bytes, key: str) -> Sealing | Abort:
 
 def _parse_receipt(data: bytes, key: str) -> Receipt:
     return Receipt.parse(data, key=key)
+
+
+def _parse_layout(data: bytes, key: str) -> Layout:
+    """As reading.read_layout, which would unpack and parse a large one on the event loop."""
+    raw = unpack(data, key=key)
+    found = sha256_hex(raw)
+    if parse_key(key).sha256 != found:
+        raise DigestMismatch(f"{key} has SHA-256 {found}: it was altered or damaged")
+    return Layout.parse(raw, key=key)
 
 
 def _parse_offer(data: bytes, key: str) -> Offer:

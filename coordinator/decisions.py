@@ -141,11 +141,12 @@ class Unreadable:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known about an undecided version: receipts by rank (parsed, and as stored), the layout once all are
-    there, the age by the local clock and the age at which it expires (seconds).
+    there (or the ``trouble`` with reading it), the age by the local clock and the age at which it expires (seconds).
     """
 
     receipts: Mapping[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
     layout: Layout | None = None
+    trouble: str = ""
     age_s: float = 0.0
     expire_after_s: float = float("inf")
 
@@ -263,8 +264,8 @@ def settle(view: View, evidence: Evidence, write_id: str) -> Step:
     missing = [rank for rank in range(opened.world_size) if rank not in evidence.receipts]
     if not missing and evidence.layout is not None:
         return CreateRegister(_decide(view, opened, evidence, evidence.layout, write_id))
-    if missing and evidence.age_s >= evidence.expire_after_s:
-        return CreateRegister(_expired(opened, missing, evidence.expire_after_s, write_id))
+    if evidence.age_s >= evidence.expire_after_s:
+        return CreateRegister(_expired(opened, missing, evidence, write_id))
     return Done()
 
 
@@ -307,11 +308,12 @@ def _decide(view: View, opened: Open, evidence: Evidence, layout: Layout, write_
         return _abort(opened, "refused", str(error), write_id)
 
 
-def _expired(opened: Open, missing: list[int], expire_after_s: float, write_id: str) -> Abort:
+def _expired(opened: Open, missing: list[int], evidence: Evidence, write_id: str) -> Abort:
     named = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+    what = f"no receipt of rank {named}: look at the log of that rank's sidecar" if missing else evidence.trouble
     detail = (
-        f"no receipt of rank {named} within {expire_after_s:g} s of opening version {opened.version} "
-        f"(step {opened.step}): look at the log of that rank's sidecar"
+        f"version {opened.version} (step {opened.step}) could not be sealed within {evidence.expire_after_s:g} s of "
+        f"its opening: {what}"
     )
     return _abort(opened, "expired", detail, write_id, tuple(missing[:_NAMED_RANKS]))
 

@@ -16,13 +16,23 @@ from coordinator import decisions
 from coordinator.ambient import Ambient, Settings
 from coordinator.bucket import RunBucket
 from coordinator.cache import Recent
-from coordinator.decisions import CreateOpen, CreateRegister, Done, Evidence, ReplaceHead, Step, Unreadable, View
+from coordinator.decisions import (
+    CreateOpen,
+    CreateRegister,
+    Done,
+    Evidence,
+    ReplaceHead,
+    Reread,
+    Step,
+    Unreadable,
+    View,
+)
 from coordinator.errors import BadRequest, ReceiptMissing, TooBusy, UnknownRun
 from coordinator.fleet import Agent
 from coordinator.layouts import Collecting, check_layout
 from coordinator.waking import Broadcast, Shared
 from coordinator.wire import OpenRequest, ReceiptReport
-from weight_store.errors import PreconditionFailed, StoreUnavailable
+from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed, StoreUnavailable
 from weight_store.head import Head
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
@@ -34,6 +44,7 @@ logger = logging.getLogger(__name__)
 
 _ROUNDS = 20
 """Reading and writing anew this often without an end means that others write all the time, or no write is answered."""
+_PARALLEL = 32
 _ACTIVE_S = 30.0
 """A run that somebody asked about this recently is looked at every ``poll_s``."""
 
@@ -196,16 +207,24 @@ class Run:
         raise self._too_busy()
 
     async def open(self, request: OpenRequest) -> int:
-        """Return the version of a publication, opening it if need be; idempotent for all ranks."""
-        async with self._lock:
-            for _ in range(_ROUNDS):
+        """Return the version of a publication, opening it if need be; idempotent for all ranks.
+
+        A thousand ranks ask at once: they share reads, and only who must write takes the lock.
+        """
+        for _ in range(_ROUNDS):
+            seen = await self.fresh()
+            step = decisions.open_version(seen, request, self._ambient.nonce())
+            if isinstance(step, Done):
+                return step.version
+            async with self._lock:
+                if self.view is not None and self.view.progress != seen.progress:
+                    continue  # somebody wrote while we waited for the lock
                 view, etag = await self._read_existing()
                 step = decisions.open_version(view, request, self._ambient.nonce())
-                if isinstance(step, Done):
-                    return step.version
                 if isinstance(step, CreateOpen):
                     await self._approve(view, request)
                 await self._write(step, etag)
+                await self._read()
         raise self._too_busy()
 
     async def _approve(self, view: View, request: OpenRequest) -> None:
@@ -239,8 +258,14 @@ class Run:
 
     async def _probe(self, tray: _Tray, ranks: list[int]) -> None:
         """Read the receipts of ``ranks`` that the bucket holds by now."""
+        limit = asyncio.Semaphore(_PARALLEL)
+
+        async def one(rank: int) -> tuple[Receipt, bytes] | Unreadable | None:
+            async with limit:
+                return await self.bucket.receipt(tray.opened.version, rank)
+
         wanted = [rank for rank in ranks if rank not in tray.receipts]
-        found = await asyncio.gather(*(self.bucket.receipt(tray.opened.version, rank) for rank in wanted))
+        found = await asyncio.gather(*(one(rank) for rank in wanted))
         for rank, receipt in zip(wanted, found, strict=True):
             if receipt is not None:
                 tray.receipts[rank] = receipt
@@ -267,12 +292,21 @@ class Run:
         opened, tray = view.undecided, self._tray
         if opened is None or tray is None or tray.opened != opened:
             return Evidence()
-        if probe and opened.term == view.head.term:
-            await self._probe(tray, tray.to_probe(self._settings.max_probes))
-        layout: Layout | None = None if tray.missing() else await self.bucket.layout(opened.layout)
         opened_s = self.times(opened.version).opened_s
         age_s = 0.0 if opened_s is None else self._ambient.clock() - opened_s
-        return Evidence(dict(tray.receipts), layout, age_s, self._settings.expire_after_s)
+        expire_after_s = self._settings.expire_after_s
+        if probe and opened.term == view.head.term:
+            # Before a version expires every rank gets a last look.
+            most = opened.world_size if age_s >= expire_after_s else self._settings.max_probes
+            await self._probe(tray, tray.to_probe(most))
+        layout: Layout | None = None
+        trouble = ""
+        if not tray.missing():
+            try:
+                layout = await self.bucket.layout(opened.layout)
+            except (FormatError, ObjectNotFound) as error:  # for good, as far as we can tell: until it expires
+                trouble = f"the layout cannot be read: {error}"
+        return Evidence(dict(tray.receipts), layout, trouble, age_s, expire_after_s)
 
     async def _read_existing(self) -> tuple[View, str]:
         found = await self._read()
@@ -282,6 +316,8 @@ class Run:
 
     async def _write(self, step: Step, etag: str) -> None:
         """Write, whatever comes of it: the next view tells whether it took effect, ours or somebody else's."""
+        if isinstance(step, Done | Reread):
+            return
         try:
             await self.bucket.write(step, etag)
         except PreconditionFailed:

@@ -5,11 +5,13 @@ It owns no truth. Whatever it holds in memory it can lose: heartbeats come again
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from coordinator import events
 from coordinator.ambient import Ambient, Settings
+from coordinator.decisions import View
 from coordinator.errors import (
     CoordinatorError,
     TermPending,
@@ -49,6 +51,7 @@ from weight_store.position import Position
 from weight_store.records import sha256_hex
 from weight_store.store import Store
 
+_PARALLEL = 16
 _ABSENT = f"{RUNS_PREFIX}_absent"
 """No run can have this name, so "not found" proves that the store answers and may be read."""
 
@@ -185,13 +188,17 @@ class Coordinator:
 
     async def runs(self) -> list[RunAnswer]:
         """Return every run of the bucket, in order of name."""
-        found: list[RunAnswer] = []
-        for name in await self.registry.listed():
-            try:
-                found.append(await self.run(name))
-            except UnknownRun:
-                continue  # its creation was cut short between marker and head
-        return found
+        limit = asyncio.Semaphore(_PARALLEL)
+
+        async def one(name: str) -> RunAnswer | None:
+            async with limit:
+                try:
+                    return await self.run(name)
+                except UnknownRun:
+                    return None  # its creation was cut short between marker and head
+
+        found = await asyncio.gather(*(one(name) for name in await self.registry.listed()))
+        return [run for run in found if run is not None]
 
     async def run(self, name: str) -> RunAnswer:
         """Return head, undecided version and regions of one run."""
@@ -257,10 +264,7 @@ class Coordinator:
         with run.watched():
             view = await run.fresh()
             while True:
-                if version < view.slot.version:
-                    answer = await history.answer(version, view, self._ambient.clock())
-                    if answer.state == "aborted":
-                        raise VersionAborted(f"version {version} of run {name} was given up: {answer.reason}")
+                await self._check_not_aborted(history, version, view)
                 now_s = self._ambient.clock()
                 progress = history.regions(version, now_s)
                 done = version <= view.head.position.version and reached(progress, stage, regions, quorum)
@@ -268,6 +272,16 @@ class Coordinator:
                     return WaitAnswer(reached=done, version=version, regions=progress)
                 await run.stirred.wait(deadline_s - now_s)
                 view = run.view or view
+
+    async def _check_not_aborted(self, history: History, version: int, view: View) -> None:
+        if version >= view.slot.version:
+            return
+        try:
+            answer = await history.answer(version, view, self._ambient.clock())
+        except UnknownVersion:
+            return  # deleted by retention: what replicas have by now is later
+        if answer.state == "aborted":
+            raise VersionAborted(f"version {version} of run {answer.run} was given up: {answer.reason}")
 
     async def events(self, name: str, after: EventId | None) -> AsyncIterator[str]:
         """Start a stream of server-sent events from ``after`` on; ``UnknownRun`` before it starts."""

@@ -138,7 +138,7 @@ class Job:
     def make_receipt(self, opened: VersionAnswer, rank: int, **changes: object) -> Receipt:
         assert self.layout is not None
         groups = self.layout.owned(rank)
-        shard = SHARD_MAGIC + bytes([rank]) * sum(8 for _ in groups)
+        shard = SHARD_MAGIC + bytes([rank % 256]) * sum(8 for _ in groups)
         blocks = [hashlib.sha256(shard[i : i + BLOCK_BYTES]).hexdigest() for i in range(0, len(shard), BLOCK_BYTES)]
         fields: dict[str, object] = {
             "run_id": opened.run_id,

@@ -302,3 +302,15 @@ async def test_launches_that_take_over_at_once_get_terms_of_their_own(place: Any
     )
     assert sorted(answer.term for answer in answers) == [1, 2, 3, 4, 5, 6]
     assert len({answer.run_id for answer in answers}) == 1
+
+
+async def test_nothing_expires_whose_receipts_are_all_in_the_bucket(place: Any) -> None:
+    job = await place.job(await place.node(), world_size=5).start()
+    opened = await job.open(step=1)
+    for rank in range(5):
+        await job.write_receipt(opened, rank)
+    fresh = await place.node(settings=Settings(max_probes=1))  # looks for one receipt at a time
+    await fresh.tick()
+    place.clock.advance(121)
+    await fresh.tick()
+    assert (await fresh.client.version("demo", 1)).state == "sealed"

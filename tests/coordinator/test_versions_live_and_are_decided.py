@@ -21,7 +21,7 @@ from coordinator.errors import (
     VersionUndecided,
 )
 from coordinator.wire import TermRequest
-from weight_store.keys import receipt_key
+from weight_store.keys import layout_key, receipt_key
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS
 from weight_store.reading import read_head, read_manifest
@@ -116,12 +116,25 @@ async def test_a_version_without_all_receipts_expires(job: Any, place: Any, node
     await node.tick()
     aborted = await job.client.version("demo", 1)
     assert (aborted.state, aborted.missing) == ("aborted", (1,))
-    assert "no receipt of rank 1 within 120 s of opening version 1 (step 1)" in aborted.reason
+    assert "version 1 (step 1) could not be sealed within 120 s of its opening: no receipt of rank 1" in aborted.reason
 
     late = await job.receipt(opened, 1)  # after the decision: told, and nothing changes
     assert late.state == "aborted"
     again = await job.open(step=1)
     assert (again.version, again.parent) == (2, GENESIS)
+
+
+async def test_a_version_whose_layout_is_lost_expires_too(job: Any, place: Any) -> None:
+    opened = await job.open(step=1)
+    for rank in (0, 1):
+        await job.write_receipt(opened, rank)
+    await place.store.delete(layout_key("demo", job.layout_sha256))
+    fresh = await place.node()
+    await fresh.tick()
+    assert (await fresh.client.version("demo", 1)).state == "undecided"
+    place.clock.advance(121)
+    await fresh.tick()
+    assert "the layout cannot be read" in (await fresh.client.version("demo", 1)).reason
 
 
 async def test_receipts_that_do_not_fit_are_refused_by_rank_and_tensor(job: Any) -> None:
