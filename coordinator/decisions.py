@@ -32,7 +32,7 @@ from coordinator.errors import (
 )
 from coordinator.wire import OpenRequest
 from weight_store.errors import FormatError
-from weight_store.head import Head
+from weight_store.head import MAX_RETIRED, Head
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest, seal
 from weight_store.position import GENESIS, Position
@@ -182,18 +182,26 @@ def _check_owner(head: Head, slot: Slot) -> None:
 
 
 def take_over(view: View | None, launch: str, run_id: str, write_id: str) -> Step:
-    """Give the run to ``launch``, once. A manifest of the term that ends is finished first, so that it counts."""
+    """Give the run to ``launch``, once. A manifest of the term that ends is finished first, so that it counts.
+
+    ``Fenced`` if the launch had the run and lost it.
+    """
     if view is None:
         return CreateHead(Head(run_id=run_id, term=1, launch=launch, position=GENESIS, write_id=write_id))
     head = view.head
     if head.launch == launch:
         return Done()
+    if launch in head.retired:
+        raise Fenced(
+            f"launch {launch} lost the run to launch {head.launch} (term {head.term}) and cannot take it back; "
+            "start the training job anew to take it over"
+        )
     pending = _finish(view, write_id)
     if pending is not None:
         return pending
-    return ReplaceHead(
-        Head(run_id=head.run_id, term=head.term + 1, launch=launch, position=head.position, write_id=write_id)
-    )
+    retired = (head.launch, *head.retired)[:MAX_RETIRED]
+    update = {"term": head.term + 1, "launch": launch, "retired": retired, "write_id": write_id}
+    return ReplaceHead(head.model_copy(update=update))
 
 
 def check_term(head: Head, term: int) -> None:
@@ -280,10 +288,7 @@ def _finish(view: View, write_id: str) -> Step | None:
         return None
     if isinstance(decision, Abort) or decision.manifest.term != view.head.term:
         return Reread()
-    head = view.head
-    return ReplaceHead(
-        Head(run_id=head.run_id, term=head.term, launch=head.launch, position=decision.position, write_id=write_id)
-    )
+    return ReplaceHead(view.head.model_copy(update={"position": decision.position, "write_id": write_id}))
 
 
 def _fence(view: View, write_id: str) -> Step:

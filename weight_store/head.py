@@ -14,6 +14,7 @@ from weight_store.position import Position
 from weight_store.records import Nonce, Record, Uuid
 
 MAX_TERM = 10**8 - 1
+MAX_RETIRED = 256
 
 Term = Annotated[int, Field(ge=1, le=MAX_TERM)]
 Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
@@ -21,7 +22,11 @@ Launch = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 
 
 class Head(Record):
-    """``<run>/head.json``."""
+    """``<run>/head.json``. ``retired``: launches that had the run and lost it, the latest first.
+
+    A request of such a launch may come late (a trainer's restarted helper, a coordinator that was asleep); it must not
+    take the run back from the launch that has it.
+    """
 
     FORMAT: ClassVar[str] = "weightcast.head"
 
@@ -30,3 +35,4 @@ class Head(Record):
     launch: Launch
     position: Position
     write_id: Nonce
+    retired: Annotated[tuple[Launch, ...], Field(max_length=MAX_RETIRED)] = ()

@@ -250,10 +250,10 @@ class Model:
             yield from self._write(bucket, doing)
 
     def _tasks(self, bucket: Bucket) -> Iterator[Task]:
-        """What may be asked now. Launch n takes over from launch n - 1; a launch whose term is over asks no more."""
+        """What may be asked now. Launch n comes after launch n - 1; older ones may ask again at any time."""
         term = self._head(bucket.head).term if bucket.head else 0
-        if term < len(self.publications):
-            yield Task("take over", term + 1)
+        for launch in range(1, min(term + 1, len(self.publications)) + 1):
+            yield Task("take over", launch)
         if not term:
             return
         yield Task("settle")
@@ -485,6 +485,8 @@ def _check_manifest(model: Model, state: VersionState) -> None:
 def _check_head(model: Model, before: Head, after: Head, bucket: Bucket) -> None:
     if after.term < before.term or after.position.version < before.position.version:
         raise Violation("the head went back")
+    if after.launch != f"launch-{after.term}":
+        raise Violation("a launch that had lost the run took it back")
     if after.position == before.position:
         return
     if after.term != before.term:
