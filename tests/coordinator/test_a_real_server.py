@@ -18,6 +18,7 @@ import pytest
 from coordinator.client import Backoff, CoordinatorClient, Event, retrying
 from coordinator.errors import CoordinatorUnreachable
 from weight_store.opening import open_store
+from weightcast.cli import main
 
 WEIGHTCAST = str(Path(sys.executable).with_name("weightcast"))
 
@@ -146,17 +147,25 @@ async def test_a_client_waits_for_a_coordinator_that_is_not_there_yet(
     assert f"http://127.0.0.1:{port} does not answer" in failures[0]
 
 
-def refusal(*arguments: str) -> str:
-    done = subprocess.run(
-        [WEIGHTCAST, "coordinator", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What ``weightcast coordinator`` says when it does not start."""
+
+    def refuse(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["weightcast", "coordinator", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        assert (ended.value.code, told.out) == (1, "")
+        assert told.err.startswith("weightcast: ")
+        assert told.err.count("\n") == 1
+        return told.err
+
+    return refuse
 
 
 def test_what_keeps_it_from_starting_is_one_sentence(
-    tmp_path: Path, s3_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, s3_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
     there = s3_url("coordinator")
     missing = there.replace("s3://coordinator", "s3://no-such-bucket-here")
@@ -168,5 +177,4 @@ def test_what_keeps_it_from_starting_is_one_sentence(
         sentence = refusal("--store", f"file://{tmp_path}/store", "--port", port)
     assert f"cannot listen on 127.0.0.1:{port}" in sentence
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
-    told = refusal("--store", there, "--port", "0")
-    assert "not-the-secret" not in told
+    assert "not-the-secret" not in refusal("--store", there, "--port", "0")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from coordinator.errors import BucketUnavailable, Fenced, TooBusy
 from coordinator.wire import TermRequest
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import manifest_key
+from weight_store.local import LocalStore
 from weight_store.manifest import Manifest
+from weight_store.opening import open_store
 from weight_store.reading import read_head, read_manifest
 from weight_store.records import record_format
 from weight_store.store import Blob, Entry, Store, Upload
@@ -172,19 +176,27 @@ async def test_receipts_reported_at_different_coordinators_seal(job: Any, place:
     assert one.position == two.position
 
 
-async def test_two_coordinators_race_through_many_versions(place: Any, node: Any) -> None:
-    other = await place.node()
-    job = await place.job(node).start()
-    clients = (node.client, other.client)
-    for step in range(1, 21):
-        opened = await asyncio.gather(*(job.open(step, at=clients[rank]) for rank in (0, 1)))
+@pytest.mark.parametrize(("kind", "steps"), [("memory", 20), ("local", 5), ("seaweed", 5)])
+async def test_two_coordinators_race_through_many_versions(
+    place: Any, kind: str, steps: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if kind == "local":
+        place.store = LocalStore(tmp_path / "store")
+    elif kind == "seaweed":
+        url = request.getfixturevalue("s3_url")("coordinator", f"race-{time.monotonic_ns()}")
+        place.store = open_store(url)
+        place.stack.push_async_callback(place.store.close)
+    nodes = [await place.node(), await place.node()]
+    job = await place.job(nodes[0]).start()
+    for step in range(1, steps + 1):
+        opened = await asyncio.gather(*(job.open(step, at=nodes[rank].client) for rank in (0, 1)))
         assert len({version.version for version in opened}) == 1
-        await asyncio.gather(*(job.receipt(opened[rank], rank, at=clients[rank]) for rank in (0, 1)))
-        await asyncio.gather(node.tick(), other.tick(), node.tick(), other.tick())
+        await asyncio.gather(*(job.receipt(opened[rank], rank, at=nodes[rank].client) for rank in (0, 1)))
+        await asyncio.gather(*(node.tick() for node in (*nodes, *nodes)))
         job.published += 1
     head, _ = await read_head(place.store, "demo")
     position = head.position
-    for version in range(20, 0, -1):
+    for version in range(steps, 0, -1):
         assert position.version == version
         position = (await read_manifest(place.store, "demo", position)).parent
 
