@@ -21,7 +21,8 @@ Array = NDArray[Any]
 
 SEGMENT, CLASSES, SYMBOLS, ESCAPE = 4096, 16, 125, 124
 UNIT = 1 << 20  # a bit of hazard
-LIMIT = 10 * UNIT
+LIMIT = 8 * UNIT
+CHANCE_BITS = 29  # probabilities of events are in units of 2^-29
 CODES = 176
 LOW = 1 << 31  # the smallest state
 TOTAL_BITS = 12
@@ -67,8 +68,8 @@ def power(i: int, bits: int) -> int:
 
 
 def survival(x: int) -> int:
-    """2^-x in units of 2^-31, for x <= LIMIT in units of 2^-20."""
-    return (power(x >> 10 & 1023, 10) * power(x & 1023, 20) >> 31) >> (x >> 20)
+    """2^-x in units of 2^-29, for x <= LIMIT in units of 2^-20."""
+    return (power(x >> 10 & 1023, 10) * power(x & 1023, 20) >> 33) >> (x >> 20)
 
 
 def hazard_of(code: int) -> int:
@@ -283,17 +284,17 @@ def decode_positions(base: list[int], model: Model, lane: list[int], changes: in
     """The changed weights of a lane."""
     at, hazard, start = 0, 0, 0  # `hazard` from the last event, at weight `start`, to weight `at`
     while changes:
-        point = d.state % LOW
+        point = d.state % (1 << CHANCE_BITS)
         while True:
             if at == len(lane):
                 raise CorruptFrame("an event lies behind the last weight")
             further = hazard + model.hazard(base[lane[at]])
             if further > LIMIT:
-                d.take(0, survival(hazard), 31)
+                d.take(0, survival(hazard), CHANCE_BITS)
                 start = at
                 break
             if survival(further) <= point:
-                d.take(survival(further), survival(hazard) - survival(further), 31)
+                d.take(survival(further), survival(hazard) - survival(further), CHANCE_BITS)
                 yield lane[at]
                 changes -= 1
                 start = at + 1

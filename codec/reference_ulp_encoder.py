@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec.reference_ulp import (
+    CHANCE_BITS,
     CLASSES,
     CODES,
     ESCAPE,
@@ -217,8 +218,8 @@ def choose_hazards(base: list[int], new: list[int], model: Model) -> None:
 def code_for(k: int, n: int) -> int:
     """The code whose probability of change is nearest to (8k + 1) / (8n + 8)."""
     for code in range(1, CODES - 1):
-        nearer = 2 * LOW - survival(hazard_of(code)) - survival(hazard_of(code + 1))
-        if (8 * n + 8) * nearer >= (8 * k + 1) << 32:
+        nearer = (2 << CHANCE_BITS) - survival(hazard_of(code)) - survival(hazard_of(code + 1))
+        if (8 * n + 8) * nearer >= (8 * k + 1) << CHANCE_BITS + 1:
             return code
     return CODES - 1
 
@@ -312,7 +313,7 @@ def encode_chunk(base: list[int], new: list[int], fields: Fields) -> bytes:
     streams = []
     for lane in lanes:
         events = encode_positions(base, new, model, lane)
-        streams.append(Encoder([(i % 2, [(*event, 31)]) for i, event in enumerate(events)]))
+        streams.append(Encoder([(i % 2, [(*event, CHANCE_BITS)]) for i, event in enumerate(events)]))
     values = [encode_value(base[i], new[i], model) for i in changed]
     streams.append(Encoder([(i % 2, puts) for i, puts in enumerate(values)]))
     for n, stream in zip([*counts, 0], streams, strict=True):

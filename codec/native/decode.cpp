@@ -135,8 +135,8 @@ void read_header(Reader& in, size_t count, ChunkHeader& h) {
 
 void start_lane(LaneDecoder& lane) {
     if (!lane.changes_left) return;
-    lane.point = (uint32_t)(lane.state & (kStateLow - 1));
-    lane.next_point = (uint32_t)(lane.next_state & (kStateLow - 1));
+    lane.point = (uint32_t)(lane.state & kPointMask);
+    lane.next_point = (uint32_t)(lane.next_state & kPointMask);
     lane.target = hazard_below(kSurvival, lane.point);
     lane.next_distance = hazard_below(kSurvival, lane.next_point);
 }

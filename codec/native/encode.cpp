@@ -39,7 +39,7 @@ Sample take_sample(const T* base, const T* fresh, size_t count, Field field, con
 }
 
 void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels, Found& found) {
-    lane.events.reserve(kSegment + kMostSkips);
+    lane.events.reserve(kMostEvents);
     Interval* const begin = lane.events.data();
     LaneEncoder encoder = {lane.base, lane.events.end(), begin + lane.used};
     kernels.encode(encoder, scan, hazards, found);

@@ -36,7 +36,7 @@ int choose_lowest(const Sample& sample, int exponents) {
 int code_for(uint64_t k, uint64_t n) {
     const auto change = [](int code) { return (1ull << kSurvivalBits) - survival(kSurvival, hazard_of_code(code)); };
     int code = 1;
-    while (code < kHazardCodes - 1 && (8 * n + 8) * (change(code) + change(code + 1)) < (8 * k + 1) << 32) code++;
+    while (code < kHazardCodes - 1 && (8 * n + 8) * (change(code) + change(code + 1)) < (8 * k + 1) << (kSurvivalBits + 1)) code++;
     return code;
 }
 

@@ -11,8 +11,8 @@ constexpr size_t kBlock = 256;     // weights; prefix sums start anew, so that t
 constexpr size_t kBlocks = kSegment / kBlock;
 constexpr size_t kMasks = kSegment / 64;
 
-// Skips of one segment: each passes more than 10 - 7.34 bits of hazard, a segment has at most 4096 * 7.34.
-constexpr size_t kMostSkips = 11400;
+// Events of one segment: each moves the base to a later boundary between weights, of which a segment has this many.
+constexpr size_t kMostEvents = kSegment + 1;
 
 // Hazard sums within a block: sum[0] is 0, sum[i] covers the first 8 * i weights, sum[32] the whole block.
 struct BlockSums {
@@ -46,12 +46,13 @@ struct LaneDecoder {
     Words words;
     int64_t base;    // as in LaneEncoder
     int64_t target;  // hazard at or just below which the next event lies; kNever once all changes are decoded
-    uint32_t point, next_point;  // the states' low 31 bits
+    uint32_t point, next_point;  // the states' low kSurvivalBits
     uint32_t next_distance;      // of next_point, as hazard_below gives it
     uint64_t changes_left;
 };
 
 constexpr int64_t kNever = INT64_MAX / 2;
+constexpr uint64_t kPointMask = (1ull << kSurvivalBits) - 1;
 
 // The positions of the changed weights of a segment, ascending; the room behind them is for writing without branches.
 struct Found {
@@ -64,7 +65,7 @@ struct Kernels {
     void (*scan)(const void* before, const void* after, size_t count, const HazardTable& hazards, Scan& out);
     // Bit i of masks[j]: whether weight 64 * j + i differs; (count + 63) / 64 masks, bits past count are 0.
     void (*diff)(const void* a, const void* b, size_t count, uint64_t* masks);
-    // Finds the changes of one segment and appends their events. The lane has room for kSegment + kMostSkips.
+    // Finds the changes of one segment and appends their events. The lane has room for kMostEvents.
     void (*encode)(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found);
     // Decodes the events of one segment of each lane.
     void (*decode)(LaneDecoder lanes[2], const Scan scans[2], const HazardTable& hazards, Found found[2]);

@@ -121,7 +121,7 @@ WC_INLINE void decode_event(Cursor& c, const Lookup& k) {
     lane.state = lane.next_state;
     lane.next_state = next;
     lane.point = lane.next_point;
-    lane.next_point = (uint32_t)(next & (kStateLow - 1));
+    lane.next_point = (uint32_t)(next & kPointMask);
     lane.target = lane.base + lane.next_distance;
     lane.next_distance = hazard_below(tables, lane.next_point);
     lane.changes_left -= !skip;

@@ -6,9 +6,9 @@
 namespace weightcast {
 
 constexpr int kHazardBits = 20;                      // hazards are in units of 2^-20 bit
-constexpr uint32_t kHazardLimit = 10u << kHazardBits;  // beyond 10 bits a skip event is coded
+constexpr uint32_t kHazardLimit = 8u << kHazardBits;  // beyond 8 bits a skip event is coded
 constexpr int kHazardCodes = 176;                    // codes 0..175, the largest stands for 7.34 bits
-constexpr int kSurvivalBits = 31;                    // probabilities are in units of 2^-31
+constexpr int kSurvivalBits = 29;                    // probabilities are in units of 2^-29
 
 struct SurvivalTables {
     uint32_t coarse[1024];     // floor(2^31 * 2^(-i / 2^10))
@@ -19,9 +19,9 @@ struct SurvivalTables {
 // Built once at load, with integers only.
 extern const SurvivalTables kSurvival;
 
-// S(x) = 2^-x for x <= kHazardLimit in Q20, the result in Q31.
+// S(x) = 2^-x for x <= kHazardLimit in Q20, the result in Q29.
 WC_INLINE uint32_t survival(const SurvivalTables& t, uint32_t x) {
-    return (uint32_t)(((uint64_t)t.coarse[(x >> 10) & 1023] * t.fine[x & 1023]) >> 31) >> (x >> 20);
+    return (uint32_t)(((uint64_t)t.coarse[(x >> 10) & 1023] * t.fine[x & 1023]) >> (62 - kSurvivalBits)) >> (x >> 20);
 }
 
 // A hazard whose survival is above u: at most the largest such one, and at most a few units below it.
@@ -33,12 +33,12 @@ WC_INLINE uint32_t hazard_below(const SurvivalTables& t, uint32_t u) {
     const uint32_t i = fraction >> 21, rest = (fraction >> 5) & 0xffff;
     const uint32_t low = t.log_mantissa[i], high = t.log_mantissa[i + 1];
     const uint32_t log2 = (low + (uint32_t)(((uint64_t)(high - low) * rest) >> 16)) >> 8;
-    const int x = ((31 - top) << kHazardBits) - (int)log2 - 2;
+    const int x = ((kSurvivalBits - top) << kHazardBits) - (int)log2 - 2;
     const uint32_t clamped = x < 0 ? 0 : (uint32_t)x;
     return clamped > kHazardLimit ? kHazardLimit : clamped;
 }
 
-// The largest x <= kHazardLimit with S(x) > u. Slow; needs S(0) > u, which holds for every u < 2^31.
+// The largest x <= kHazardLimit with S(x) > u. Slow; needs S(0) > u, which holds for every u < 2^29.
 uint32_t exact_hazard(uint32_t u);
 
 // Hazard of a code < kHazardCodes: 0 for 0, otherwise 2^(1 + code / 8) in Q20, rounded down.
