@@ -197,7 +197,7 @@ class LocalDisk:
             with target.open("xb") as new:
                 left = os.fstat(old.fileno()).st_size
                 while left > 0:
-                    done = os.copy_file_range(old.fileno(), new.fileno(), min(left, _COPY_BYTES))
+                    done = _copy_some(old.fileno(), new.fileno(), min(left, _COPY_BYTES))
                     if done == 0:
                         raise DiskFailed(f"{source} shrank while it was copied: something else writes there")
                     left -= done
@@ -349,3 +349,14 @@ def _classify(error: OSError, path: Path, doing: str) -> DiskError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
         return DiskFull(f"cannot {doing} {path}: {what}; free space or raise the limit there; nothing was half applied")
     return DiskFailed(f"cannot {doing} {path}: {what}; check the disk and the permissions of the directory")
+
+
+def _copy_some(source: int, target: int, count: int) -> int:
+    """Copy at most ``count`` bytes from where both descriptors stand; returns how many, 0 at the end."""
+    try:
+        return os.copy_file_range(source, target, count)
+    except OSError as error:
+        # Between file systems, tmpfs and disk above all, not every kernel can; nothing has been copied then.
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    return os.sendfile(target, source, None, count)
