@@ -40,7 +40,10 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """A publication became a version; sizes are those of all ranks, times those of rank 0."""
+    """A publication became a version; sizes are those of all ranks, times those of rank 0.
+
+    ``at_s`` is when, by ``time.monotonic``, which all processes of one machine share.
+    """
 
     step: int
     version: int
@@ -50,6 +53,7 @@ class Sealed:
     encode_s: float
     upload_s: float
     seal_s: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,11 @@ class EventLog:
     """The writing end. Each event is in the file when :meth:`add` returns."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
+        self._file = path.open("ab", buffering=0)
 
     def add(self, event: Event) -> None:
-        """Append one line."""
-        self._file.write(json.dumps({"kind": type(event).__name__, **asdict(event)}) + "\n")
-        self._file.flush()
+        """Append one line, in one write: threads may do so at the same time."""
+        self._file.write((json.dumps({"kind": type(event).__name__, **asdict(event)}) + "\n").encode())
 
     def close(self) -> None:
         """Close the file."""

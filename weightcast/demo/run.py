@@ -97,6 +97,7 @@ class _Director:
 
     def prove(self) -> bool:
         """Compare and show the result."""
+        self._show.stop()
         proofs = prove(self._cast.work, self._settings.ranks, self._cast.model_dirs)
         self._show.prove(proofs, [self._claims.compared(region) for region in self._settings.region_names])
         return all(proof.equal for proof in proofs)

@@ -41,6 +41,10 @@ class Show:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leave the table as it is; what is shown from now on comes below it."""
         if self._live is not None:
             self._live.stop()
 

@@ -15,8 +15,7 @@ class Row:
 
     sealed: Sealed
     stepped: Stepped | None
-    at_s: float
-    regions: dict[str, str] = field(default_factory=dict)
+    regions: dict[str, str]
     settled: set[str] = field(default_factory=set)
 
     @property
@@ -49,7 +48,7 @@ class Story:
         if isinstance(event, Stepped):
             self.training = self._stepped[event.step] = event
             return None
-        row = Row(event, self._stepped.get(event.step), time.monotonic())
+        row = Row(event, self._stepped.get(event.step), dict.fromkeys(self.regions, ""))
         self.rows.append(row)
         return row
 
@@ -62,9 +61,9 @@ class Story:
         """Take in how far a region is. Times run from sealing to the moment this was heard."""
         now_s = time.monotonic()
         for row in self.rows:
-            if region in row.settled:
+            if region in row.settled or region not in row.regions:
                 continue
-            version, lag_s = row.sealed.version, now_s - row.at_s
+            version, lag_s = row.sealed.version, now_s - row.sealed.at_s
             if serving >= version:
                 row.regions[region] = f"serving +{lag_s:.1f} s"
                 row.settled.add(region)

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -29,6 +32,7 @@ from weightcast.demo.settings import RUN, JobSettings
 
 _SEAL_TIMEOUT_S = 120.0
 _HURRIED_CLOSE_S = 1.0
+_NICENESS = 5
 
 
 def main(arguments: list[str]) -> int:
@@ -36,6 +40,8 @@ def main(arguments: list[str]) -> int:
     settings, rank = JobSettings.load(Path(arguments[0])), int(arguments[1])
     # One thread a rank: the ranks are the parallelism, and agents share the cores.
     torch.set_num_threads(1)
+    # Elsewhere agents have machines of their own; here training must not starve them.
+    os.nice(_NICENESS)
     signal.signal(signal.SIGTERM, _leave)
     log = events.EventLog(settings.events(rank))
     try:
@@ -83,20 +89,25 @@ def _train(settings: JobSettings, rank: int, log: events.EventLog) -> None:
     job = _make_job(settings, log)
     save_places(settings.work / f"places-{rank}.json", job.boxes())
     with _publisher(settings) as publisher:
-        waiting: _Waiting | None = None
+        handle: Handle | None = None
+        watchers: list[threading.Thread] = []
         for step in range(settings.first_step, settings.last_step + 1):
             earned, changed, elements, step_s = checked_step(job, step)
             if rank == 0:
                 reward, spread = (None, None) if earned is None else (earned.mean, earned.spread)
                 log.add(events.Stepped(step, changed, elements, step_s, reward, spread))
-            if waiting is not None:
-                waiting.settle(rank, log)
+            if handle is not None:
+                _settle(handle)
             log.add(events.Exported(rank, step, sha256_of(job.boxes())))
-            waiting = _publish(job, publisher, step)
+            handle = _publish(job, publisher, step)
+            if rank == 0:
+                watchers.append(_watch(handle, log))
             if step == settings.checkpoint_step:
                 save_checkpoint(job, settings.checkpoint(step, rank))
-        if waiting is not None:
-            waiting.settle(rank, log)
+        if handle is not None:
+            _settle(handle)
+        for watcher in watchers:
+            watcher.join()
         save_bytes(settings.work / f"testimony-{rank}.bin", job.boxes())
         log.add(events.Finished(rank, settings.last_step))
 
@@ -129,23 +140,32 @@ def _assets(settings: JobSettings) -> Path:
     return directory
 
 
-class _Waiting:
-    """A publication that is not sealed yet."""
+def _publish(job: Job, publisher: Publisher, step: int) -> Handle:
+    with nothing_gathered(job.sharded()):
+        return publisher.publish(job.published(), step=step, dtype=torch.bfloat16)
 
-    def __init__(self, step: int, handle: Handle) -> None:
-        self._step, self._handle = step, handle
 
-    def settle(self, rank: int, log: events.EventLog) -> None:
-        """Wait until it is a version, and tell so; raises its error, as every version of the demo counts."""
+def _settle(handle: Handle) -> None:
+    """Wait until a publication is a version; raises its error, as every version of the demo counts."""
+    try:
+        handle.sealed(_SEAL_TIMEOUT_S)
+    except TimeoutError as error:
+        raise DemoError(str(error)) from None
+
+
+def _watch(handle: Handle, log: events.EventLog) -> threading.Thread:
+    """Tell of a version as soon as it is sealed, while training goes on."""
+
+    def watch() -> None:
         try:
-            version = self._handle.sealed(_SEAL_TIMEOUT_S)
-        except TimeoutError as error:
-            raise DemoError(str(error)) from None
-        stats = self._handle.stats
-        if rank == 0 and stats is not None:
+            version = handle.sealed(_SEAL_TIMEOUT_S)
+        except (TrainerError, TimeoutError):
+            return  # the training loop meets the same error, and tells of it
+        at_s, stats = time.monotonic(), handle.stats
+        if stats is not None:
             log.add(
                 events.Sealed(
-                    step=self._step,
+                    step=handle.step,
                     version=version,
                     payload_bytes=stats.payload_bytes,
                     weight_bytes=stats.weight_bytes,
@@ -153,13 +173,13 @@ class _Waiting:
                     encode_s=stats.encode_s,
                     upload_s=stats.upload_s,
                     seal_s=stats.seal_s,
+                    at_s=at_s,
                 )
             )
 
-
-def _publish(job: Job, publisher: Publisher, step: int) -> _Waiting:
-    with nothing_gathered(job.sharded()):
-        return _Waiting(step, publisher.publish(job.published(), step=step, dtype=torch.bfloat16))
+    thread = threading.Thread(target=watch, name=f"step {handle.step}", daemon=True)
+    thread.start()
+    return thread
 
 
 if __name__ == "__main__":
