@@ -63,6 +63,8 @@ def _whole(name: str, tensor: torch.Tensor) -> Piece:
 
 def _identity(value: torch.Tensor, local: torch.Tensor) -> tuple[object, ...]:
     """Equal for two names of the same elements. An empty shard has no address, so its storage object stands for it."""
+    if local.layout != torch.strided:
+        return (id(value),)
     storage = local.untyped_storage()._cdata
     return (storage, local.storage_offset(), tuple(value.shape), tuple(local.shape), local.stride(), local.dtype)
 

@@ -102,23 +102,28 @@ class Publication:
             layout=worker.layout_sha256,
             world_size=worker.config.world_size,
         )
-        try:
-            return await worker.coordinator.open_version(worker.config.run, request)
-        except remote.VersionUndecided:
-            await self._check_not_superseded()
-            raise
+        while True:
+            try:
+                return await worker.coordinator.open_version(worker.config.run, request)
+            except remote.VersionUndecided:
+                if not await self._wait_for_undecided():
+                    raise
 
-    async def _check_not_superseded(self) -> None:
+    async def _wait_for_undecided(self) -> bool:
+        """Wait for the decision of the version that is in the way; False if there is none (any more)."""
         worker, progress = self.worker, self.progress
-        run = await worker.coordinator.run(worker.config.run)
-        if run.undecided is None:
-            return
-        undecided = await worker.coordinator.version(worker.config.run, run.undecided)
+        run, coordinator = worker.config.run, worker.coordinator
+        version = (await coordinator.run(run)).undecided
+        if version is None:
+            return False
+        undecided = await coordinator.version(run, version)
         if undecided.state == "undecided" and is_superseded(undecided, worker.term, progress.ordinal):
             raise PublicationFailed(
                 f"publication {progress.ordinal} (step {progress.step}) came too late: the other ranks already "
-                f"publish step {undecided.step} as version {undecided.version}"
+                f"publish step {undecided.step} as version {version}"
             )
+        await coordinator.version(run, version, wait_s=DECISION_WAIT_S)
+        return True
 
     async def _observe(self, version: int, wait_s: float = 0) -> Observed:
         run, coordinator = self.worker.config.run, self.worker.coordinator

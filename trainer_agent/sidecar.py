@@ -36,7 +36,8 @@ from weight_store.opening import open_store
 
 _log = logging.getLogger("trainer_agent.sidecar")
 
-PARENT_POLL_S = 0.5
+PARENT_POLL_S = 0.2
+LAST_LOOK_S = 0.5
 _DEFECT_STATUS = 70
 """Exit status after an exception that no rule foresees (EX_SOFTWARE of sysexits.h)."""
 
@@ -66,6 +67,8 @@ class Sidecar:
         watch = asyncio.create_task(self._watch_parent())
         await self._ended.wait()
         server.close()
+        # A trainer that was killed closes the connection a moment before it is gone.
+        await asyncio.wait({watch}, timeout=LAST_LOOK_S)
         watch.cancel()
         return self._status
 

@@ -7,8 +7,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import uvicorn
 import codec
 from coordinator.ambient import Settings
 from coordinator.app import create_app
+from trainer_agent import Publisher, TrainerError
 from weight_store.boxes import Box
 from weight_store.chain import plan_chain
 from weight_store.layout import Layout
@@ -241,3 +244,41 @@ def moved() -> Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]:
         return {n: t + 1e-4 if t.is_floating_point() else t for n, t in state.items()}
 
     return move
+
+
+@dataclass
+class Ranks:
+    """The Publishers of all ranks of one launch, in one process; calls run in one thread a rank."""
+
+    publishers: list[Publisher]
+
+    def together(self, call: Callable[[Publisher, int], Any]) -> list[Any]:
+        """``call(publisher, rank)`` on all ranks at once; an error is its result."""
+
+        def one(rank: int) -> Any:
+            try:
+                return call(self.publishers[rank], rank)
+            except TrainerError as error:
+                return error
+
+        with ThreadPoolExecutor(len(self.publishers)) as pool:
+            return list(pool.map(one, range(len(self.publishers))))
+
+
+@pytest.fixture
+def launch_ranks() -> Iterator[Callable[..., Ranks]]:
+    """``launch_ranks(service, world_size, run="r", **options)``: the Publishers of one launch, closed at the end."""
+    made: list[Publisher] = []
+
+    def launch(service: Service, world_size: int, run: str = "r", **options: Any) -> Ranks:
+        name = f"launch-{len(made)}"
+        options = {"store": service.store_url, "coordinator": service.url, **options}
+        publishers = [
+            Publisher(run=run, rank=rank, world_size=world_size, launch=name, **options) for rank in range(world_size)
+        ]
+        made.extend(publishers)
+        return Ranks(publishers)
+
+    yield launch
+    for publisher in made:
+        publisher.close(5)
