@@ -30,7 +30,6 @@ class LoadedHop:
     layout: Layout
     receipts: tuple[Receipt, ...]
     ranges: Mapping[int, GroupRange]
-    changed_share: float
 
     @property
     def table(self) -> dict[int, bytes]:
@@ -99,8 +98,7 @@ class Source:
             layout=receipts[0].layout,
             assets=manifest.assets,
         )
-        share = manifest.changed / manifest.elements if manifest.elements else 0.0
-        return LoadedHop(hop, version, layout, receipts, ranges, share)
+        return LoadedHop(hop, version, layout, receipts, ranges)
 
 
 def _check(run: str, hop: Hop, manifest: Manifest, receipts: tuple[Receipt, ...]) -> None:

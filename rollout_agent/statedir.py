@@ -102,20 +102,38 @@ class StateDir:
 
         Logs that were never committed are removed.
         """
-        held = held_by(state, layout)
-        by_base: dict[tuple[int, str], tuple[Path, ScannedLog]] = {}
+        return self._replay(state, layout, self._committed(state, tidy=True), None)
+
+    def at(self, state: State, layout: Layout, position: Position) -> Held | None:
+        """What is held at ``position``, if ``state`` or a log that leads on from it is at that; changes nothing."""
+        held, _ = self._replay(state, layout, self._committed(state, tidy=False), position)
+        return held if held.position == position else None
+
+    def _committed(self, state: State, *, tidy: bool) -> dict[Position, tuple[Path, ScannedLog]]:
+        """Committed logs of the run by the position they start from."""
+        found: dict[Position, tuple[Path, ScannedLog]] = {}
         for name in self._disk.names(self._places.state):
             if log_version(name) is None:
                 continue
             path = self._places.state / name
             log = self.scan(path)
-            if log is None or log.head.run_id != state.run_id:
+            if log is not None and log.head.run_id == state.run_id:
+                found[log.head.base] = path, log
+            elif tidy:
                 _LOG.info("dropping %s: it was never committed", path)
                 self._disk.remove(path)
-            else:
-                by_base[log.head.base.version, log.head.base.sha256] = path, log
+        return found
+
+    def _replay(
+        self,
+        state: State,
+        layout: Layout,
+        logs: dict[Position, tuple[Path, ScannedLog]],
+        until: Position | None,
+    ) -> tuple[Held, list[Path]]:
+        held = held_by(state, layout)
         paths: list[Path] = []
-        while (found := by_base.pop((held.position.version, held.position.sha256), None)) is not None:
+        while held.position != until and (found := logs.pop(held.position, None)) is not None:
             path, log = found
             next_layout = self.layout(log.head.to.layout)
             table = {item.group: item.digest for item in log.groups}

@@ -208,6 +208,11 @@ class Updater:
 
 
 def _log_share(hop: LoadedHop) -> float:
-    """About how large a log of this hop is, as a part of the model."""
-    itemsize = min((group.itemsize for group in hop.layout.groups), default=1)
-    return hop.changed_share * (_INDEX_BYTES + itemsize) / itemsize
+    """How large a log of this hop would be, as a part of the model."""
+    log_bytes = nbytes = 0
+    for item in hop.ranges.values():
+        group = item.group
+        sparse = item.changed * (_INDEX_BYTES + group.itemsize)
+        log_bytes += group.nbytes if item.full else min(group.nbytes, sparse)
+        nbytes += group.nbytes
+    return log_bytes / max(1, nbytes)

@@ -38,7 +38,7 @@ def _fits(disk: Disk, path: Path, head: bytes, size: int) -> bool:
 class Weights:
     """Mapped weight files that fit ``table``. Reading is safe from many threads, stores to different groups too."""
 
-    def __init__(self, disk: Disk, directory: Path, table: FileTable) -> None:
+    def __init__(self, disk: Disk, directory: Path, table: FileTable, *, writable: bool = True) -> None:
         wrong = misfits(disk, directory, table)
         if wrong:
             raise DamagedFiles(f"{directory / wrong[0]} is missing, cut or not the file that was written here")
@@ -47,7 +47,7 @@ class Weights:
         self._maps: list[Mapped] = []
         try:
             for file in table.files:
-                self._maps.append(disk.map(directory / file.name, writable=True))
+                self._maps.append(disk.map(directory / file.name, writable=writable))
         except BaseException:
             self.close()
             raise

@@ -1,0 +1,305 @@
+"""What is wrong is named in a sentence, nothing is lost, and the next good chance is taken."""
+
+# ruff: noqa: ASYNC240 - a test has its event loop to itself
+
+from __future__ import annotations
+
+import errno
+import json
+import resource
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollout_agent.disk import LocalDisk
+from rollout_agent.errors import (
+    AgentRunning,
+    DamagedObject,
+    DiskFailed,
+    DiskFull,
+    ForeignFiles,
+    NotWhole,
+    Rewind,
+    WrongRun,
+)
+from rollout_agent.gate import shared
+from rollout_agent.replica import Replica
+from tests.rollout_agent.training import OTHER_RUN_ID, Training
+from weight_store.errors import DigestMismatch, FormatError, StoreError, StoreUnavailable
+from weight_store.memory import MemoryStore
+
+ReadDir = Callable[[Path], dict[str, bytes]]
+
+
+async def opened(training: Training, path: Path, **options: object) -> Replica:
+    name = str(options.pop("run", "tiny"))
+    return await Replica.open(run=name, model_dir=path, store=training.store, **options)  # type: ignore[arg-type]
+
+
+def shards(training: Training, version: int) -> list[str]:
+    objects = training.store._objects  # type: ignore[attr-defined]
+    return sorted(key for key in objects if f"{version:012d}" in key and key.endswith(".shard"))
+
+
+def alter(training: Training, key: str, change: Callable[[bytearray], object]) -> bytes:
+    objects = training.store._objects  # type: ignore[attr-defined]
+    data, modified = objects[key]
+    altered = bytearray(data)
+    change(altered)
+    objects[key] = (bytes(altered), modified)
+    return bytes(data)
+
+
+def put(training: Training, key: str, data: bytes) -> None:
+    training.store._objects[key] = (data, 0.0)  # type: ignore[attr-defined]
+
+
+async def test_a_directory_of_another_run_is_refused(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+    with pytest.raises(WrongRun, match="'tiny', not 'other'"):
+        await opened(training, tmp_path, run="other")
+    again = Training(MemoryStore(), run_id=OTHER_RUN_ID)
+    await again.publish()
+    async with await opened(again, tmp_path) as replica:
+        with pytest.raises(WrongRun, match=OTHER_RUN_ID):
+            await replica.catch_up()
+        assert replica.position == training.position
+
+
+async def test_a_directory_with_foreign_weights_is_refused(training: Training, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"mine")
+    with pytest.raises(ForeignFiles, match=r"model\.safetensors"):
+        await opened(training, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+async def test_two_agents_on_one_directory(training: Training, tmp_path: Path) -> None:
+    async with await opened(training, tmp_path):
+        with pytest.raises(AgentRunning):
+            await opened(training, tmp_path)
+
+
+async def test_a_head_that_goes_back_is_refused(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
+    first = await training.publish()
+    training.step()
+    second = await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        await training.move_head(first)
+        with pytest.raises(Rewind, match="never goes back"):
+            await replica.catch_up()
+        await training.move_head(second.model_copy(update={"sha256": "f" * 64}))
+        with pytest.raises(Rewind):
+            await replica.catch_up()
+        await training.move_head(second)
+        assert await replica.catch_up() == second
+    assert read_dir(tmp_path) == training.tensors(2)
+
+
+CHANGES: list[tuple[str, Callable[[bytearray], object]]] = [
+    ("truncated", lambda data: data.__delitem__(slice(len(data) // 2, None))),
+    ("bit flip", lambda data: data.__setitem__(len(data) // 2, data[len(data) // 2] ^ 0x10)),
+    ("zeroed", lambda data: data.__setitem__(slice(8, None), bytes(len(data) - 8))),
+]
+
+
+@pytest.mark.parametrize("change", [c for _, c in CHANGES], ids=[n for n, _ in CHANGES])
+@pytest.mark.parametrize("version", [1, 3])
+async def test_an_altered_shard_is_refused_and_the_good_one_taken_later(
+    training: Training, tmp_path: Path, read_dir: ReadDir, version: int, change: Callable[[bytearray], object]
+) -> None:
+    await training.publish()
+    training.step()
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        if version == 3:
+            await replica.catch_up()
+            training.step()
+            await training.publish()
+        key = shards(training, version)[0]
+        good = alter(training, key, change)
+        with pytest.raises((FormatError, DamagedObject, StoreError)) as caught:
+            await replica.catch_up()
+        assert key in str(caught.value)
+        if version == 3:
+            with shared(tmp_path, timeout_s=1) as whole:
+                assert whole.position.version == 2
+                assert read_dir(tmp_path) == training.tensors(2)
+        else:
+            assert replica.position is None
+        put(training, key, good)
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(training.position.version)
+
+
+@pytest.mark.parametrize("kind", ["manifest.json", "00000.json", "layouts"])
+async def test_an_altered_record_is_refused(training: Training, tmp_path: Path, kind: str) -> None:
+    await training.publish()
+    objects = training.store._objects  # type: ignore[attr-defined]
+    key = next(key for key in objects if kind in key)
+    alter(training, key, lambda data: data.__setitem__(len(data) // 2, data[len(data) // 2] ^ 1))
+    async with await opened(training, tmp_path) as replica:
+        with pytest.raises((DigestMismatch, FormatError)):
+            await replica.catch_up()
+
+
+async def test_hand_edits_are_found_at_the_start_and_only_those_groups_fetched(
+    training: Training, tmp_path: Path, read_dir: ReadDir, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        await training.publish()
+        training.step()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+    path = next(tmp_path.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0x40
+    path.write_bytes(data)
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    async with await opened(training, tmp_path) as replica:
+        assert len(replica.damage) == 1
+        assert "expected" in caplog.text
+        assert replica.position is None
+        with pytest.raises(NotWhole), shared(tmp_path, timeout_s=0.05):
+            pass
+        assert await replica.catch_up() == training.position
+        assert 0 < replica.fetched_bytes < training.manifests[1].payload_bytes
+    assert read_dir(tmp_path) == training.tensors(3)
+    assert json.loads(config.read_text()) == {"model_type": "tiny"}
+
+
+async def test_a_base_altered_while_the_agent_runs_is_found_before_a_version_is_built_on_it(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        path = next(tmp_path.glob("*.safetensors"))
+        with path.open("r+b") as file:
+            file.seek(-2, 2)
+            file.write(b"\xff\xff")
+        training.step(0.2)
+        await training.publish()
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(2)
+
+
+@pytest.mark.parametrize("victim", ["state.json", "owner.json", "model-00001-of-00001.safetensors", "layouts"])
+@pytest.mark.parametrize("gone", [True, False])
+async def test_lost_or_rotten_files_are_made_good(
+    training: Training, tmp_path: Path, read_dir: ReadDir, victim: str, gone: bool
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        training.step()
+        await training.publish()
+        await replica.catch_up()
+        await replica.checkpoint(force=True)
+    path = next(path for path in tmp_path.rglob("*") if path.is_file() and victim in str(path))
+    if gone:
+        path.unlink()
+    else:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3] ^= 4
+        path.write_bytes(data)
+    if victim == "owner.json":
+        with pytest.raises(ForeignFiles):  # only a person can say whose the weights are
+            await opened(training, tmp_path)
+        return
+    async with await opened(training, tmp_path) as replica:
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(2)
+
+
+@pytest.mark.parametrize("when", ["first", "delta"])
+async def test_a_full_disk_leaves_nothing_half_applied(
+    training: Training, tmp_path: Path, read_dir: ReadDir, when: str
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        if when == "delta":
+            await replica.catch_up()
+            training.step(0.05)
+            await training.publish()
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400, hard))
+        try:
+            with pytest.raises(DiskFull, match="free space"):
+                await replica.catch_up()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        if when == "delta":
+            with shared(tmp_path, timeout_s=1) as whole:
+                assert whole.position.version == 1
+                assert read_dir(tmp_path) == training.tensors(1)
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(training.position.version)
+
+
+class Failing(LocalDisk):
+    """A disk whose next sync of a weight file fails once."""
+
+    fails = False
+
+    def map(self, path: Path, *, writable: bool):  # type: ignore[no-untyped-def]
+        mapped = super().map(path, writable=writable)
+        sync = mapped.sync
+
+        def failing() -> None:
+            if self.fails:
+                self.fails = False
+                raise DiskFailed(f"sync of {path}: {errno.EIO}")
+            sync()
+
+        mapped.sync = failing  # type: ignore[method-assign]
+        return mapped
+
+
+async def test_after_a_failed_sync_the_files_are_written_anew(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    await training.publish()
+    disk = Failing()
+    async with await opened(training, tmp_path, disk=disk) as replica:
+        await replica.catch_up()
+        training.step()
+        await training.publish()
+        await replica.catch_up()
+        before = next(tmp_path.glob("*.safetensors")).stat().st_ino
+        fetched = replica.fetched_bytes
+        disk.fails = True
+        with pytest.raises(DiskFailed):
+            await replica.checkpoint(force=True)
+        assert replica.position == training.position
+        await replica.catch_up()
+        assert next(tmp_path.glob("*.safetensors")).stat().st_ino != before
+        assert replica.fetched_bytes == fetched
+    assert read_dir(tmp_path) == training.tensors(2)
+
+
+async def test_a_store_that_is_down_costs_nothing_but_time(
+    training: Training, tmp_path: Path, read_dir: ReadDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        training.step()
+        await training.publish()
+
+        async def down(self: MemoryStore, key: str, *args: object, **kwargs: object) -> None:
+            raise StoreUnavailable(f"{key}: down", key=key)
+
+        for method in ("read_into", "get"):
+            with monkeypatch.context() as patch:
+                patch.setattr(MemoryStore, method, down)
+                with pytest.raises(StoreUnavailable):
+                    await replica.catch_up()
+            assert replica.position == training.positions[1]
+            assert read_dir(tmp_path) == training.tensors(1)
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(2)

@@ -1,0 +1,160 @@
+"""The commands, as processes: what people and orchestrators see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.rollout_agent.training import Training
+from weight_store.local import LocalStore
+
+ROOT = Path(__file__).parents[2]
+ReadDir = Callable[[Path], dict[str, bytes]]
+
+
+def weightcast(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "weightcast", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **options)
+
+
+@contextmanager
+def running(log: Path, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "weightcast", *map(str, arguments)]
+    with log.open("w") as output:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], Any], log: Path) -> Any:
+    deadline = time.monotonic() + 40
+    while not (found := condition()):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+    return found
+
+
+def rollout(tmp_path: Path, *more: object) -> list[object]:
+    options = ["--run", "tiny", "--region", "eu-west", "--model-dir", tmp_path / "model", "--poll-s", 0.05]
+    return ["rollout", *options, "--store", f"file://{tmp_path}/bucket", *more]
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Training:
+    training = Training(LocalStore(tmp_path / "bucket"))
+    asyncio.run(training.publish())
+    return training
+
+
+def test_rollout_follows_reports_and_survives_kill(published: Training, tmp_path: Path, read_dir: ReadDir) -> None:
+    told, log, ready = tmp_path / "told", tmp_path / "agent.log", tmp_path / "ready"
+    hook = f"sh -c 'echo {{version}} {{path}} >> {told}'"
+    with running(
+        tmp_path / "coordinator.log",
+        *("coordinator", "--store", f"file://{tmp_path}/bucket", "--port", 0, "--poll", 0.05, "--ready-file", ready),
+    ):
+        address = until(lambda: ready.exists() and ready.read_text().strip(), tmp_path / "coordinator.log")
+        arguments = rollout(tmp_path, "--coordinator", address, "--on-version", hook, "--agent-id", "a1")
+        for version in (1, 2):
+            with running(log, *arguments) as process:
+                until(lambda v=version: told.exists() and len(told.read_text().splitlines()) == v, log)
+                agents = until(lambda v=version: _serving(address, v), log)
+                assert agents[0]["id"] == "a1"
+                process.send_signal(signal.SIGKILL)
+            published.step()
+            asyncio.run(published.publish())
+        with running(log, *arguments) as process:
+            until(lambda: len(told.read_text().splitlines()) == 3, log)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) == 0
+    assert read_dir(tmp_path / "model") == published.tensors(3)
+    assert told.read_text().splitlines()[0] == f"1 {tmp_path}/model"
+    assert "Traceback" not in log.read_text()
+
+
+def _serving(address: str, version: int) -> list[dict[str, Any]]:
+    regions = httpx.get(f"{address}/v1/runs/tiny/regions").json()
+    agents = regions[0]["agents"] if regions else []
+    return agents if agents and (agents[0]["report"]["serving"] or {}).get("version") == version else []
+
+
+def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Path) -> None:
+    model, store = tmp_path / "model", f"file://{tmp_path}/bucket"
+    assert weightcast(*rollout(tmp_path, "--once")).returncode == 0
+    published.step(0.01)
+    asyncio.run(published.publish())
+    assert weightcast(*rollout(tmp_path, "--once")).returncode == 0
+
+    shown = json.loads(weightcast("inspect", model, "--json").stdout)
+    assert shown["version"] == str(published.position)
+    assert shown["logs"] == 1
+    assert "tiny" in weightcast("inspect", model).stdout
+    run = json.loads(weightcast("inspect", "--store", store, "--run", "tiny", "--json").stdout)
+    assert [row["version"] for row in run["rows"]] == [str(published.positions[v]) for v in (1, 2)]
+    version = ["inspect", "--store", store, "--run", "tiny", "--version", 1]
+    assert [row["rank"] for row in json.loads(weightcast(*version, "--json").stdout)["rows"]] == [0, 1]
+    groups = json.loads(weightcast(*version, "--rank", 1, "--json").stdout)["rows"]
+    assert all(row["full"] and len(row["digest"]) == 32 for row in groups)
+
+    for arguments in ([model], [model, "--store", store], ["--store", store, "--run", "tiny"]):
+        assert weightcast("verify", *arguments).returncode == 0
+    path = next(model.glob("*.safetensors"))
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for arguments in ([model], [model, "--store", store, "--json"]):
+        bad = weightcast("verify", *arguments)
+        assert bad.returncode == 1
+        assert "expected" in bad.stdout
+        assert "Traceback" not in bad.stderr
+    shard = next((tmp_path / "bucket").rglob("v/000000000002/*.shard"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
+    bad = weightcast("verify", "--store", store, "--run", "tiny")
+    assert bad.returncode == 1
+    assert shard.name in bad.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (["--store", "nonsense://x"], "nonsense"),
+        (["--run", "No Such Run"], "not a run name"),
+        (["--on-version", "'open"], "cannot be split"),
+        (["--include", "nothing.like.this"], "no tensor matches"),
+    ],
+)
+def test_bad_options_end_in_one_sentence(published: Training, tmp_path: Path, change: list[str], said: str) -> None:
+    done = weightcast(*rollout(tmp_path), "--once", *change)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_another_runs_directory_ends_in_one_sentence(published: Training, tmp_path: Path) -> None:
+    assert weightcast(*rollout(tmp_path, "--once")).returncode == 0
+    done = weightcast(*rollout(tmp_path, "--once", "--run", "other"))
+    assert done.returncode == 1
+    assert "belongs to run 'tiny'" in done.stderr
+
+
+def test_a_bucket_that_is_not_there(s3_url: Callable[..., str], tmp_path: Path) -> None:
+    url = s3_url("rollout-here").replace("rollout-here", "rollout-not-here")
+    done = weightcast(*rollout(tmp_path, "--once", "--store", url))
+    assert done.returncode == 1
+    assert "rollout-not-here" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "model").exists()

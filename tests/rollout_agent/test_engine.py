@@ -1,0 +1,80 @@
+"""Engines hear of each version, and only what they confirm counts as serving."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rollout_agent.engine import CommandEngine, Engines, NotifyEngine, Staged
+from rollout_agent.errors import EngineRefused
+
+STAGED = Staged("tiny", 7, 42, Path("/models/tiny dir"))
+
+
+async def test_a_command_gets_version_path_step_and_run(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    code = f"import sys, json; json.dump(sys.argv[1:], open({str(out)!r}, 'w'))"
+    await CommandEngine(f'{sys.executable} -c "{code}" {{version}} {{path}} x{{step}}-{{run}} {{other}}').load(STAGED)
+    assert json.loads(await asyncio.to_thread(out.read_text)) == ["7", "/models/tiny dir", "x42-tiny", "{other}"]
+
+
+async def test_no_shell_runs_the_command() -> None:
+    with pytest.raises(EngineRefused, match="status 2"):
+        await CommandEngine("test a = 'a;b' ; exit 0").load(STAGED)
+
+
+async def test_a_failing_command_says_why() -> None:
+    with pytest.raises(EngineRefused, match="status 3 for version 7: out of memory"):
+        await CommandEngine("sh -c 'echo out of memory; exit 3'").load(STAGED)
+
+
+async def test_a_command_that_hangs_is_ended_with_its_children(tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    engine = CommandEngine(f"sh -c 'sleep 60 & echo $! > {marker}; wait'", timeout_s=0.5)
+    with pytest.raises(EngineRefused, match=r"within 0\.5 s"):
+        await engine.load(STAGED)
+    pid = int(await asyncio.to_thread(marker.read_text))
+    for _ in range(100):
+        if not await asyncio.to_thread(_runs, pid):
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"process {pid} is still there")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("command", ["/does/not/exist {version}", "", "'open"])
+async def test_a_command_that_cannot_run(command: str) -> None:
+    with pytest.raises(EngineRefused):
+        await CommandEngine(command).load(STAGED)
+
+
+async def test_notify_posts_json_and_takes_2xx_for_yes() -> None:
+    seen: list[object] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(json.loads(request.content))
+        return httpx.Response(204 if len(seen) == 1 else 503)
+
+    engine = NotifyEngine("http://user:secret@engine/load?token=t", transport=httpx.MockTransport(answer))
+    await engine.load(STAGED)
+    assert seen == [{"run": "tiny", "version": 7, "path": "/models/tiny dir", "step": 42}]
+    with pytest.raises(EngineRefused, match="http://engine/load answered 503") as caught:
+        await Engines([engine]).load(STAGED)
+    assert "secret" not in str(caught.value)
+    assert "token" not in str(caught.value)
+
+
+async def test_nobody_listens() -> None:
+    with pytest.raises(EngineRefused, match="does not answer"):
+        await NotifyEngine("http://127.0.0.1:9/").load(STAGED)

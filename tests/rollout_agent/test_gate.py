@@ -1,0 +1,234 @@
+"""Nobody who enters through the gate ever loads a mixture, and nobody holds the agent up for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollout_agent.disk import LocalDisk
+from rollout_agent.errors import NotWhole
+from rollout_agent.gate import shared
+from rollout_agent.places import Places
+from rollout_agent.replica import Replica
+from tests.rollout_agent.training import Training
+from weight_store.local import LocalStore
+
+ReadDir = Callable[[Path], dict[str, bytes]]
+ROOT = Path(__file__).parents[2]
+
+READER = """
+import hashlib, json, sys
+from pathlib import Path
+from rollout_agent.gate import shared
+from safetensors import safe_open
+directory, count = Path(sys.argv[1]), 0
+print("ready", flush=True)
+while True:
+    with shared(directory, timeout_s=60) as whole:
+        weight_map = json.loads((directory / "model.safetensors.index.json").read_text())["weight_map"]
+        digest = hashlib.sha256()
+        for name in sorted(weight_map):
+            with safe_open(directory / weight_map[name], "pt") as file:
+                digest.update(bytes(file.get_tensor(name).contiguous().reshape(-1).view(__import__("torch").uint8)))
+        print(json.dumps([whole.position.version, digest.hexdigest()]), flush=True)
+"""
+
+AGENT = """
+import asyncio, sys
+from rollout_agent.replica import Replica
+async def main():
+    replica = await Replica.open(run="tiny", model_dir=sys.argv[1], store=sys.argv[2])
+    while True:
+        await replica.catch_up()
+        await replica.checkpoint(force=True)
+        print(replica.position.version, flush=True)
+asyncio.run(main())
+"""
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    process.kill()
+    output, _ = process.communicate()
+    return output
+
+
+def truth(training: Training, version: int) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    tensors = training.tensors(version)
+    for name in sorted(tensors):
+        digest.update(tensors[name])
+    return digest.hexdigest()
+
+
+async def test_a_reader_in_a_loop_never_sees_a_mixture(tmp_path: Path) -> None:
+    """Versions are applied, and the agent is killed and restarted, while another process loads all the time."""
+    training = Training(LocalStore(tmp_path / "bucket"))
+    url, model = f"file://{tmp_path}/bucket", tmp_path / "model"
+    await training.publish()
+    agent = await asyncio.to_thread(start, AGENT, str(model), url)
+    reader = await asyncio.to_thread(start, READER, str(model))
+    try:
+        for number in range(12):
+            training.step(0.9 if number % 4 == 3 else 0.04)
+            await training.publish()
+            wanted = number if number % 3 == 2 else number + 2
+            while int((await asyncio.to_thread(agent.stdout.readline)).strip() or 0) < wanted:  # type: ignore[union-attr]
+                pass
+            if number % 3 == 2:
+                agent.kill()
+                agent.communicate()
+                agent = await asyncio.to_thread(start, AGENT, str(model), url)
+        while int((await asyncio.to_thread(agent.stdout.readline)).strip() or 0) < 13:  # type: ignore[union-attr]
+            pass
+        with shared(model, timeout_s=10) as whole:
+            assert whole.position == training.position
+        await asyncio.sleep(0.3)
+    finally:
+        seen = [json.loads(line) for line in end(reader).splitlines()[1:] if line.endswith("]")]
+        end(agent)
+    assert len({version for version, _ in seen}) >= 3
+    for version, digest in seen:
+        assert digest == truth(training, version), f"a mixture at version {version}"
+
+
+async def test_waits_for_a_whole_version(training: Training, tmp_path: Path) -> None:
+    with pytest.raises(NotWhole, match="weightcast rollout"), shared(tmp_path, timeout_s=0.05):
+        pass
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        waiting = asyncio.ensure_future(asyncio.to_thread(_enter, tmp_path))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        await replica.catch_up()
+        assert await waiting == 1
+
+
+def _enter(path: Path) -> int:
+    with shared(path, timeout_s=20) as whole:
+        return whole.position.version
+
+
+async def test_weights_wait_for_a_loading_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        await replica.catch_up()
+        training.step()
+        await training.publish()
+        with shared(tmp_path, timeout_s=1):
+            work = asyncio.ensure_future(replica.catch_up())
+            await asyncio.sleep(0.3)
+            assert read_dir(tmp_path) == training.tensors(1)
+            # The agent has asked for its turn, so that no further reader gets in before it.
+            with pytest.raises(NotWhole), shared(tmp_path, timeout_s=0.1):
+                pass
+        assert await work == training.position
+    assert read_dir(tmp_path) == training.tensors(2)
+
+
+async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
+    await training.publish()
+    replica = await Replica.open(run="tiny", model_dir=tmp_path, store=training.store)
+    await replica.catch_up()
+    training.step()
+    await training.publish()
+    with shared(tmp_path, timeout_s=1):
+        work = asyncio.ensure_future(replica.catch_up())
+        await asyncio.sleep(0.3)
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+        await replica.close()
+    # The version was decided: it is carried out at the next start, without the store.
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        assert replica.position == training.position
+        assert replica.fetched_bytes == 0
+    assert read_dir(tmp_path) == training.tensors(2)
+
+
+async def test_what_another_boot_left_is_not_whole(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        await replica.catch_up()
+
+    class Rebooted(LocalDisk):
+        def boot_id(self) -> str:
+            return "another"
+
+    from rollout_agent.gate import enter
+
+    assert enter(LocalDisk(), Places.of(tmp_path))[1] is not None
+    assert enter(Rebooted(), Places.of(tmp_path)) == (None, None)
+
+
+def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
+    training = Training(LocalStore(tmp_path / "bucket"))
+    asyncio.run(training.publish())
+    model, marker = tmp_path / "model", tmp_path / "loaded"
+    gate = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model)]
+    refused = subprocess.run([*gate, "--timeout", "0.1", "--", "true"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "no whole version" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+    async def catch_up() -> None:
+        async with await Replica.open(run="tiny", model_dir=model, store=training.store) as replica:
+            await replica.catch_up()
+
+    asyncio.run(catch_up())
+    told = subprocess.run(
+        [*gate, "--", "sh", "-c", "echo $WEIGHTCAST_RUN $WEIGHTCAST_VERSION; exit 7"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert (told.stdout.strip(), told.returncode) == ("tiny 1", 7)
+
+    script = f"sleep 0.3; touch {marker}; sleep 30"
+    process = subprocess.Popen([*gate, "--ready-file", str(marker), "--", "sh", "-c", script], cwd=ROOT)
+    try:
+        lock = Places.of(model).gate_lock
+        while not marker.exists():
+            time.sleep(0.02)
+        deadline = time.monotonic() + 20
+        while (held := LocalDisk().try_lock(lock, shared=False)) is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert held is not None
+        held.release()
+        assert process.poll() is None
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    assert process.returncode == 128 + signal.SIGTERM
+
+
+def test_a_reader_without_write_permission_may_enter(tmp_path: Path) -> None:
+    training = Training(LocalStore(tmp_path / "bucket"))
+    asyncio.run(training.publish())
+    model = tmp_path / "model"
+
+    async def catch_up() -> None:
+        async with await Replica.open(run="tiny", model_dir=model, store=training.store) as replica:
+            await replica.catch_up()
+
+    asyncio.run(catch_up())
+    for path in (model / ".weightcast").iterdir():
+        os.chmod(path, 0o555 if path.is_dir() else 0o444)
+    with shared(model, timeout_s=1) as whole:
+        assert whole.step == 0

@@ -1,0 +1,93 @@
+"""``include`` keeps, and fetches, only the groups that hold a selected tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollout_agent.errors import NothingSelected
+from rollout_agent.replica import Replica
+from rollout_agent.selection import select
+from tests.rollout_agent.training import Training
+from weight_store.memory import MemoryStore
+
+ReadDir = Callable[[Path], dict[str, bytes]]
+LAYER_0 = {"model.layers.0.mlp.down.weight", "model.layers.0.mlp.experts", "model.layers.0.norm.weight"}
+
+
+class Counting(MemoryStore):
+    """Counts bytes read by range."""
+
+    read = 0
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        self.read += len(buffer)
+        await super().read_into(key, offset, buffer)
+
+
+async def test_fetches_only_the_bytes_of_selected_groups(tmp_path: Path, read_dir: ReadDir) -> None:
+    store = Counting()
+    training = Training(store)
+    await training.publish()
+    layout = training.layout()
+    async with await Replica.open(
+        run="tiny", model_dir=tmp_path, store=store, include=["model.layers.[0-0].*"]
+    ) as replica:
+        for version in (1, 2):
+            await replica.catch_up()
+            truth = training.tensors(version)
+            assert read_dir(tmp_path) == {name: truth[name] for name in LAYER_0}
+            training.step()
+            await training.publish()
+        whole = sum(manifest.payload_bytes for manifest in training.manifests.values())
+        share = sum(g.nbytes for g in layout.groups if g.pieces[0].tensor.name in LAYER_0) / layout.nbytes
+        assert replica.fetched_bytes == store.read < whole * (share + 0.15)
+
+
+async def test_another_selection_later_fetches_only_what_is_missing(tmp_path: Path, read_dir: ReadDir) -> None:
+    store = Counting()
+    training = Training(store)
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=store, include=["*.layers.0.*"]) as replica:
+        await replica.catch_up()
+    first = store.read
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=store) as replica:
+        await replica.catch_up()
+    assert read_dir(tmp_path) == training.tensors(1)
+    assert store.read < training.manifests[1].payload_bytes + first // 4
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=store, include=["*norm*"]) as replica:
+        read = store.read
+        await replica.catch_up()
+        assert store.read == read
+    assert set(read_dir(tmp_path)) == {"model.layers.0.norm.weight", "model.norm.weight"}
+
+
+async def test_a_layout_that_joins_more_tensors_widens_the_selection(tmp_path: Path, read_dir: ReadDir) -> None:
+    specs = (("a.0.x", "BF16", (40, 8), "0"), ("a.0.y", "BF16", (40, 8), "1"))
+    training = Training(MemoryStore(), specs=specs, aliases={})
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store, include=["a.0.x"]) as replica:
+        await replica.catch_up()
+        assert set(read_dir(tmp_path)) == {"a.0.x"}
+        training.step()
+        await training.publish(world=1)
+        await replica.catch_up()
+        assert read_dir(tmp_path) == training.tensors(2)
+
+
+def test_patterns() -> None:
+    layout = Training(MemoryStore()).layout()
+    assert select([layout], ["model.layers.0.*"]) == LAYER_0
+    assert select([layout], ["re:model\\.layers\\.[0]\\..*"]) == LAYER_0
+    assert select([layout], ["lm_head.weight"]) == {"model.embed_tokens.weight"}
+    assert select([layout], []) == set(layout.names)
+    # A group is kept whole: experts share one with the projection beside them.
+    assert select([layout], ["*.experts"]) == {"model.layers.0.mlp.experts", "model.layers.0.mlp.down.weight"}
+
+
+@pytest.mark.parametrize("pattern", ["model.layers.9*", "re:("])
+def test_patterns_that_select_nothing_are_refused(pattern: str) -> None:
+    with pytest.raises(NothingSelected):
+        select([Training(MemoryStore()).layout()], [pattern])

@@ -1,0 +1,109 @@
+"""``weightcast verify``: check a model directory or a version of the bucket against its digests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from rollout_agent.verifying import Verdict, verify_dir, verify_dir_against, verify_version
+from weight_store.errors import ChainError
+from weight_store.opening import open_store
+from weight_store.position import GENESIS, Position
+from weight_store.reading import read_head, read_manifest
+from weight_store.store import Store
+
+
+@click.command()
+@click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="As given to the agent.")
+@click.option("--store", "store_url", envvar="WEIGHTCAST_STORE", help="Compare with this bucket.")
+@click.option("--run", envvar="WEIGHTCAST_RUN", help="Without DIRECTORY: the run whose bucket objects are checked.")
+@click.option("--version", type=click.IntRange(min=1), help="Without DIRECTORY: this version instead of the head.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(
+    directory: Path | None,
+    state_dir: Path | None,
+    store_url: str | None,
+    run: str | None,
+    version: int | None,
+    as_json: bool,
+) -> None:
+    """Check a model directory or a version of the bucket against its digests.
+
+    With DIRECTORY every group of weights is hashed and compared with what the agent recorded, or with the bucket if
+    --store is given. Without it every block of every object from the newest full to the version is. Exit status 1 if
+    anything differs; an agent repairs a directory at its next start.
+    """
+    if directory is not None:
+        verdict = asyncio.run(_directory(directory, state_dir, store_url))
+        _say_directory(directory, verdict, as_json)
+        sys.exit(0 if verdict.good else 1)
+    if store_url is None or run is None:
+        raise click.UsageError("name a DIRECTORY, or --store and --run")
+    faults = asyncio.run(_bucket(store_url, run, version, as_json))
+    sys.exit(1 if faults else 0)
+
+
+async def _directory(directory: Path, state_dir: Path | None, store_url: str | None) -> Verdict:
+    if store_url is None:
+        return await asyncio.to_thread(verify_dir, directory, state_dir)
+    store = open_store(store_url)
+    try:
+        return await verify_dir_against(store, directory, state_dir)
+    finally:
+        await store.close()
+
+
+def _say_directory(directory: Path, verdict: Verdict, as_json: bool) -> None:
+    faults = [str(item) for item in verdict.damage] + [f"{name} is absent or edited" for name in verdict.misplaced]
+    if as_json:
+        position = verdict.whole.position
+        body = {"run": verdict.whole.run, "version": position.version, "sha256": position.sha256}
+        click.echo(json.dumps({**body, "groups": verdict.groups, "bytes": verdict.nbytes, "faults": faults}))
+        return
+    for fault in faults:
+        click.echo(fault)
+    outcome = "all good" if verdict.good else f"{len(faults)} faults"
+    click.echo(
+        f"{directory}: version {verdict.whole.position} of {verdict.whole.run}, {verdict.groups} groups, "
+        f"{verdict.nbytes} bytes: {outcome}"
+    )
+
+
+async def _bucket(store_url: str, run: str, version: int | None, as_json: bool) -> list[str]:
+    store = open_store(store_url)
+    faults: list[str] = []
+    try:
+        async for loaded, found in verify_version(store, run, await position_of(store, run, version)):
+            faults += found
+            if not as_json:
+                size = sum(receipt.shard_bytes for receipt in loaded.receipts)
+                state = "good" if not found else f"{len(found)} damaged blocks"
+                click.echo(f"version {loaded.hop.position} ({loaded.hop.kind}): {size} bytes, {state}")
+    finally:
+        await store.close()
+    if as_json:
+        click.echo(json.dumps({"run": run, "faults": faults}))
+    else:
+        for fault in faults:
+            click.echo(fault)
+    return faults
+
+
+async def position_of(store: Store, run: str, version: int | None) -> Position:
+    """The head's position, or that of an older version that its links lead to. ``ChainError`` if none do."""
+    head, _ = await read_head(store, run)
+    position = head.position
+    while version is not None and position.version > version:
+        manifest = await read_manifest(store, run, position)
+        older = [link.position for link in manifest.chain if link.version <= version]
+        position = older[-1] if older else (manifest.chain[0].position if manifest.chain else manifest.parent)
+        if older and position.version != version:
+            break
+    if position == GENESIS or (version is not None and position.version != version):
+        raise ChainError(f"run {run!r} has no sealed version {version or ''} before its head {head.position}")
+    return position
