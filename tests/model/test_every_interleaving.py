@@ -3,7 +3,7 @@
 One decision a version; versions only grow; every sealed version is reachable from the head by parent links; a fenced
 term neither seals nor moves the head; a launch that lost the run stays without it; the ranks of a manifest share one
 parent; a publication is sealed at most once.
-conftest.py says what is modelled, and that the decisions are the real code.
+world.py says what is modelled, and that the decisions are the real code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import pytest
 
 from coordinator import decisions
 from coordinator.decisions import ReplaceHead, Reread, Step, View
+from tests.model.search import dead_ends, explore
+from tests.model.state import Mutation, Violation, World
+from tests.model.world import Model
 from weight_store import manifest
 from weight_store.head import Head
 from weight_store.version import Abort
@@ -30,10 +33,10 @@ WORLDS = {
 
 
 @pytest.fixture(scope="module", params=WORLDS)
-def explored(request: pytest.FixtureRequest, kit) -> tuple[object, set[object]]:
+def explored(request: pytest.FixtureRequest) -> tuple[Model, set[World]]:
     """A model and every world it can come to; a broken promise ends the search with the shortest way there."""
-    model = kit.Model(**WORLDS[request.param])
-    return model, kit.explore(model)
+    model = Model(**WORLDS[request.param])
+    return model, explore(model)
 
 
 def test_no_order_of_events_breaks_a_promise(explored) -> None:
@@ -41,8 +44,8 @@ def test_no_order_of_events_breaks_a_promise(explored) -> None:
     assert len(worlds) > 10_000, "the search no longer goes where it should"
 
 
-def test_whatever_happened_an_empty_coordinator_goes_on(explored, kit) -> None:
-    assert not kit.dead_ends(*explored)
+def test_whatever_happened_an_empty_coordinator_goes_on(explored) -> None:
+    assert not dead_ends(*explored)
 
 
 def is_dead_in_any_term(head: Head, slot: decisions.Slot) -> bool:
@@ -56,21 +59,21 @@ def finish_in_any_term(view: View, write_id: str) -> Step | None:
     return ReplaceHead(head.model_copy(update={"position": decision.position}))
 
 
-def violation(kit, **model: object) -> str:
-    with pytest.raises(kit.Violation) as caught:
-        kit.explore(kit.Model(**model))
+def violation(**model: object) -> str:
+    with pytest.raises(Violation) as caught:
+        explore(Model(**model))
     return str(caught.value)
 
 
-def test_without_the_term_check_a_fenced_term_moves_the_head(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_term_check_a_fenced_term_moves_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "is_dead", is_dead_in_any_term)
     monkeypatch.setattr(decisions, "_finish", finish_in_any_term)
-    assert "a fenced term moved the head" in violation(kit, publications=(1, 1), versions=2)
+    assert "a fenced term moved the head" in violation(publications=(1, 1), versions=2)
 
 
-def test_without_the_parent_check_ranks_encode_against_different_parents(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_parent_check_ranks_encode_against_different_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "check_belongs", lambda *_: None)
-    assert "different parents" in violation(kit, publications=(1, 1), versions=2, stray=True)
+    assert "different parents" in violation(publications=(1, 1), versions=2, stray=True)
 
 
 @pytest.mark.parametrize(
@@ -83,24 +86,24 @@ def test_without_the_parent_check_ranks_encode_against_different_parents(kit, mo
     ],
     ids=["abort register", "read-back", "compare-and-set", "create-only"],
 )
-def test_without_a_mechanism_of_the_store_a_promise_breaks(mutation: str, sentence: str, kit) -> None:
-    found = violation(kit, publications=(1, 1), versions=2, mutation=kit.Mutation(**{mutation: True}))
+def test_without_a_mechanism_of_the_store_a_promise_breaks(mutation: str, sentence: str) -> None:
+    found = violation(publications=(1, 1), versions=2, mutation=Mutation(**{mutation: True}))
     assert sentence in found
 
 
-def test_without_fencing_an_old_opening_there_is_a_dead_end(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_fencing_an_old_opening_there_is_a_dead_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "_fence", lambda *_: Reread())
-    model = kit.Model(publications=(1, 1), versions=2)
-    assert kit.dead_ends(model, kit.explore(model))
+    model = Model(publications=(1, 1), versions=2)
+    assert dead_ends(model, explore(model))
 
 
-def test_without_retiring_launches_one_that_lost_the_run_takes_it_back(kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_retiring_launches_one_that_lost_the_run_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decisions, "MAX_RETIRED", 0)
-    assert "took it back" in violation(kit, publications=(1, 1), versions=1)
+    assert "took it back" in violation(publications=(1, 1), versions=1)
 
 
-def test_a_violation_says_how_to_get_there(kit) -> None:
-    found = violation(kit, publications=(1, 1), versions=2, mutation=kit.Mutation(aborts_aside=True))
+def test_a_violation_says_how_to_get_there() -> None:
+    found = violation(publications=(1, 1), versions=2, mutation=Mutation(aborts_aside=True))
     assert "creates the head" in found
     assert "rank 1 writes its receipt of version 1" in found
     assert len(found.splitlines()) < 20

@@ -1,4 +1,4 @@
-"""A small world in which every interleaving can be tried: the bucket, coordinators, ranks, and a breadth-first search.
+"""A small world in which every interleaving can be tried: the bucket, its coordinators and ranks.
 
 What decides is the real code (``coordinator.decisions`` and ``weight_store.manifest.seal``); only the store and the
 loops around it are modelled, and more permissively than they behave:
@@ -17,13 +17,9 @@ States are tuples of small numbers: each record that occurs is numbered once, an
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from types import ModuleType, SimpleNamespace
-from typing import NamedTuple
-
-import pytest
+from dataclasses import dataclass, field
+from types import ModuleType
 
 from coordinator import decisions
 from coordinator.decisions import (
@@ -41,116 +37,40 @@ from coordinator.decisions import (
 )
 from coordinator.errors import BucketDamaged, CoordinatorError
 from coordinator.wire import OpenRequest
-from weight_store.head import Head
-from weight_store.layout import Layout
-from weight_store.manifest import Manifest
-from weight_store.position import GENESIS, Position
-from weight_store.receipt import SHARD_MAGIC, Receipt
-from weight_store.records import Record, sha256_hex
-from weight_store.version import Abort, Open
-
-RANKS = 2
-RUN_ID = "00000000-0000-4000-8000-000000000001"
-NONCE = "0" * 16
-NONE = 0
-STRAY = Position(version=0, sha256="f" * 64)
-"""What rank 1 encodes against when it is out of step."""
-LAYOUT = Layout(
-    world_size=RANKS,
-    names=("a", "b"),
-    dtypes=("BF16",) * 2,
-    itemsizes=(2,) * 2,
-    shapes=((1,),) * 2,
-    piece_tensor=(0, 1),
-    piece_offsets=((0,),) * 2,
-    piece_sizes=((1,),) * 2,
-    group_owner=(0, 1),
-    group_start=(0, 1),
+from tests.model.state import (
+    LAYOUT,
+    LAYOUT_SHA256,
+    NONCE,
+    NONE,
+    RANKS,
+    RUN_ID,
+    STRAY,
+    Bucket,
+    Doing,
+    Mutation,
+    Numbers,
+    Reading,
+    Task,
+    VersionState,
+    Violation,
+    World,
+    Writing,
+    make_receipt,
+    plain,
+    told,
+    with_version,
 )
-LAYOUT_SHA256 = sha256_hex(LAYOUT.to_bytes())
-
-
-class VersionState(NamedTuple):
-    """One version number: numbers of its records, 0 where there is none."""
-
-    opened: int = NONE
-    register: int = NONE
-    receipts: tuple[int, ...] = (NONE,) * RANKS
-    aborted_aside: int = NONE  # only where a mutation puts aborts beside the register
-
-
-class Bucket(NamedTuple):
-    head: int
-    versions: tuple[VersionState, ...]
-
-
-class Task(NamedTuple):
-    """A request. ``term`` is also the launch that has it; ``ordinal`` counts the publications of a term."""
-
-    kind: str
-    term: int = 0
-    ordinal: int = 0
-    expired: bool = False
-
-
-class Reading(NamedTuple):
-    """A coordinator about to look for an object of ``version`` that was not there when it last could have."""
-
-    task: Task
-    head: int
-    version: int
-    opened: int = NONE
-
-
-class Writing(NamedTuple):
-    """A coordinator about to write; ``head`` is what its compare-and-set expects."""
-
-    step: int
-    head: int
-
-
-Doing = Reading | Writing | None
-"""What a coordinator is at: it waits between two accesses to the bucket, or has no request."""
-
-World = tuple[int, tuple[int, ...]]
-"""A bucket and what each coordinator is doing, by number and in order: coordinators are interchangeable."""
-
-
-class Violation(AssertionError):
-    """An invariant does not hold; the message has the shortest way there."""
-
-
-@dataclass(slots=True)
-class Numbers:
-    """Gives each distinct record a number from 1 on."""
-
-    records: list[Record] = field(default_factory=list)
-    known: dict[bytes, int] = field(default_factory=dict)
-
-    def of(self, record: Record) -> int:
-        key = record.to_bytes()
-        if key not in self.known:
-            self.records.append(record)
-            self.known[key] = len(self.records)
-        return self.known[key]
-
-    def __getitem__(self, number: int) -> Record:
-        return self.records[number - 1]
-
-
-@dataclass(slots=True)
-class Mutation:
-    """What the modelled store and loop do wrong; the decisions are mutated by patching their module."""
-
-    unconditional_head: bool = False
-    overwriting_registers: bool = False
-    aborts_aside: bool = False
-    trusting_own_write: bool = False
+from weight_store.head import Head
+from weight_store.manifest import Manifest
+from weight_store.position import GENESIS
+from weight_store.receipt import Receipt
+from weight_store.version import Abort, Open
 
 
 @dataclass(slots=True)
 class Model:
-    """The transition system. ``publications[i]``: how many publications term ``i + 1`` attempts."""
+    """The transition system. ``publications[i]``: how many publications term ``i + 1`` attempts. ``check`` is given
+    each change of the bucket and raises :class:`Violation`."""
 
     publications: tuple[int, ...] = (2, 1)
     versions: int = 3
@@ -159,6 +79,7 @@ class Model:
     stray: bool = False
     mutation: Mutation = field(default_factory=Mutation)
     decide: ModuleType = decisions
+    check: Callable[[Model, str, Bucket, Bucket], None] = lambda *_: None
     numbers: Numbers = field(default_factory=Numbers)
     steps: list[Step] = field(default_factory=list)
     step_numbers: dict[str, int] = field(default_factory=dict)
@@ -187,19 +108,13 @@ class Model:
         """The moves of one coordinator, or of the ranks if ``doing`` is None; each change of the bucket is checked."""
         before = self.buckets[bucket]
         if doing is None:
-            found = [(label, after, None) for label, after in self._ranks(before)]
+            found = [(label, after, None) for label, after in self.ranks(before)]
         else:
             found = list(self._coordinator(before, self.doings[doing]))
         for label, after, _ in found:
             if after != before:
-                self._check(label, before, after)
+                self.check(self, label, before, after)
         return [(label, self._bucket_number(after), self._doing_number(now)) for label, after, now in found]
-
-    def _check(self, label: str, before: Bucket, after: Bucket) -> None:
-        try:
-            check_bucket(self, before, after)
-        except Violation as violation:
-            raise Violation(f"{violation}: {label}") from None
 
     def _bucket_number(self, bucket: Bucket) -> int:
         return self._number(self.buckets, bucket)
@@ -214,7 +129,7 @@ class Model:
 
         return self._once(("number", id(known), item), append)
 
-    def _ranks(self, bucket: Bucket) -> Iterator[tuple[str, Bucket]]:
+    def ranks(self, bucket: Bucket) -> Iterator[tuple[str, Bucket]]:
         for at, state in enumerate(bucket.versions):
             if not state.opened or (state.register and not self.late_receipts):
                 continue
@@ -223,7 +138,7 @@ class Model:
                     continue
                 for number in self._receipts(state.opened, rank):
                     receipts = (*state.receipts[:rank], number, *state.receipts[rank + 1 :])
-                    after = _with(bucket, at + 1, state._replace(receipts=receipts))
+                    after = with_version(bucket, at + 1, state._replace(receipts=receipts))
                     yield f"rank {rank} writes its receipt of version {at + 1}", after
 
     def _receipts(self, opened: int, rank: int) -> list[int]:
@@ -231,27 +146,27 @@ class Model:
             record = self.numbers[opened]
             assert isinstance(record, Open)
             parents = [record.parent, STRAY] if self.stray and rank == 1 else [record.parent]
-            return [self.numbers.of(_receipt(record, rank, parent)) for parent in parents]
+            return [self.numbers.of(make_receipt(record, rank, parent)) for parent in parents]
 
         return self._once(("receipts", opened, rank), make)
 
     def _coordinator(self, bucket: Bucket, doing: Doing) -> Iterator[tuple[str, Bucket, Doing]]:
         if doing is None:
             for task in self._tasks(bucket):
-                yield f"{_told(task)}: reads the head", bucket, self._read(bucket, Reading(task, bucket.head, 0))
+                yield f"{told(task)}: reads the head", bucket, self._read(bucket, Reading(task, bucket.head, 0))
             return
         yield "a coordinator stops", bucket, None
         if isinstance(doing, Reading):
-            yield f"{_told(doing.task)}: finds nothing more", bucket, self._not_there(bucket, doing)
+            yield f"{told(doing.task)}: finds nothing more", bucket, self._not_there(bucket, doing)
             here = self._read(bucket, doing)
             if here != doing:
-                yield f"{_told(doing.task)}: finds what was written meanwhile", bucket, here
+                yield f"{told(doing.task)}: finds what was written meanwhile", bucket, here
         else:
             yield from self._write(bucket, doing)
 
     def _tasks(self, bucket: Bucket) -> Iterator[Task]:
         """What may be asked now. Launch n comes after launch n - 1; older ones may ask again at any time."""
-        term = self._head(bucket.head).term if bucket.head else 0
+        term = self.head(bucket.head).term if bucket.head else 0
         for launch in range(1, min(term + 1, len(self.publications)) + 1):
             yield Task("take over", launch)
         if not term:
@@ -275,7 +190,7 @@ class Model:
         if not at.head:
             return self._decide(bucket, at, None)
         if not at.version:
-            at = at._replace(version=self._head(at.head).position.version + 1)
+            at = at._replace(version=self.head(at.head).position.version + 1)
         while True:
             state = self._state(bucket, at.version)
             if state is None or not state.opened:
@@ -305,9 +220,9 @@ class Model:
         return self._once(("slot", version, opened, register), make)
 
     def _dead(self, head: int, slot: Slot) -> bool:
-        return self._once(("dead", head, id(slot)), lambda: self.decide.is_dead(self._head(head), slot))
+        return self._once(("dead", head, id(slot)), lambda: self.decide.is_dead(self.head(head), slot))
 
-    def _head(self, number: int) -> Head:
+    def head(self, number: int) -> Head:
         head = self.numbers[number]
         assert isinstance(head, Head)
         return head
@@ -325,8 +240,8 @@ class Model:
         """The number of the step that the real code asks for; 0 for none."""
         view = None
         if slot is not None:
-            head = self._head(at.head)
-            view = View(head, self._current(bucket, head), slot)
+            head = self.head(at.head)
+            view = View(head, self.current(bucket, head), slot)
         try:
             step = self._call(at.task, view, receipts)
         except BucketDamaged as error:
@@ -362,7 +277,7 @@ class Model:
         )
         return self.decide.settle(view, evidence, NONCE)
 
-    def _current(self, bucket: Bucket, head: Head) -> Manifest | None:
+    def current(self, bucket: Bucket, head: Head) -> Manifest | None:
         if head.position == GENESIS:
             return None
         manifest = self.numbers[bucket.versions[head.position.version - 1].register]
@@ -373,7 +288,7 @@ class Model:
         current = view.current if view else None
         known = slot.opened if slot.version == version else current
         if known is None or (known.version, known.term, known.ordinal) != (version, task.term, task.ordinal):
-            raise Violation(f"{_told(task)} was answered with version {version}, which is another publication")
+            raise Violation(f"{told(task)} was answered with version {version}, which is another publication")
 
     def _write(self, bucket: Bucket, at: Writing) -> Iterator[tuple[str, Bucket, Doing]]:
         step = self.steps[at.step - 1]
@@ -390,181 +305,29 @@ class Model:
                 state = bucket.versions[opened.version - 1]
                 after = bucket
                 if not state.opened:
-                    after = _with(bucket, opened.version, state._replace(opened=self.numbers.of(opened)))
+                    after = with_version(bucket, opened.version, state._replace(opened=self.numbers.of(opened)))
                 yield f"opens version {opened.version} in term {opened.term}", after, None
             case CreateRegister(record):
                 yield self._register(bucket, record, at)
 
     def _register(self, bucket: Bucket, record: Manifest | Abort, at: Writing) -> tuple[str, Bucket, Doing]:
-        state, number = bucket.versions[record.version - 1], self.numbers.of(_plain(record))
+        state, number = bucket.versions[record.version - 1], self.numbers.of(plain(record))
         after, then = state, None
         if isinstance(record, Abort) and self.mutation.aborts_aside:
             after = state._replace(aborted_aside=state.aborted_aside or number)
         elif not state.register or self.mutation.overwriting_registers:
             after = state._replace(register=number)
         if isinstance(record, Manifest) and self.mutation.trusting_own_write:
-            head = self._head(at.head)
+            head = self.head(at.head)
             moved = head.model_copy(update={"position": record.position(record.to_bytes())})
             self.steps.append(ReplaceHead(moved))
             then = Writing(len(self.steps), at.head)
         if after.register and not self.late_receipts:
             after = after._replace(receipts=(NONE,) * RANKS)  # nobody looks at them any more
         what = "a manifest" if isinstance(record, Manifest) else "an abort"
-        return f"writes {what} to register {record.version}", _with(bucket, record.version, after), then
+        return f"writes {what} to register {record.version}", with_version(bucket, record.version, after), then
 
     def _once(self, key: tuple[object, ...], make: Callable[[], object]):
         if key not in self.memory:
             self.memory[key] = make()
         return self.memory[key]
-
-
-def _with(bucket: Bucket, version: int, state: VersionState) -> Bucket:
-    versions = bucket.versions
-    return bucket._replace(versions=(*versions[: version - 1], state, *versions[version:]))
-
-
-def _told(task: Task) -> str:
-    if task.kind == "settle":
-        return "settle after expiry" if task.expired else "settle"
-    return f"{task.kind} {f'publication {task.ordinal} of ' if task.kind == 'open' else 'for '}term {task.term}"
-
-
-def _plain(record: Manifest | Abort) -> Manifest | Abort:
-    """Aborts of one version are alike: reason and sentence are for people."""
-    if isinstance(record, Manifest):
-        return record
-    return record.model_copy(update={"reason": "expired", "detail": "", "missing": ()})
-
-
-def _receipt(opened: Open, rank: int, parent: Position) -> Receipt:
-    return Receipt(
-        run_id=RUN_ID,
-        version=opened.version,
-        rank=rank,
-        parent=parent,
-        layout=opened.layout,
-        nonce=f"{rank:016x}",
-        shard_bytes=len(SHARD_MAGIC) + 2,
-        sizes=(2,),
-        changed=(1,),
-        digests="00" * 16,
-        full=(0,) if opened.parent == GENESIS else (),
-        blocks="00" * 32,
-    )
-
-
-# The search
-
-
-def check_bucket(model: Model, before: Bucket, after: Bucket) -> None:
-    """The invariants, on every change of the bucket. By induction they hold for its whole history."""
-    for old, new in zip(before.versions, after.versions, strict=True):
-        if (old.opened and new.opened != old.opened) or (old.register and new.register != old.register):
-            raise Violation("a version's opening or decision changed")
-        if new.aborted_aside and new.register:
-            raise Violation("a version was both aborted and decided by a manifest")
-        if new.register != old.register:
-            _check_manifest(model, new)
-    if after.head != before.head and before.head:
-        _check_head(model, model._head(before.head), model._head(after.head), after)
-
-
-def _check_manifest(model: Model, state: VersionState) -> None:
-    manifest, opened = model.numbers[state.register], model.numbers[state.opened]
-    if not isinstance(manifest, Manifest) or not isinstance(opened, Open):
-        return
-    if (manifest.parent, manifest.term, manifest.ordinal) != (opened.parent, opened.term, opened.ordinal):
-        raise Violation("a manifest does not describe what was opened")
-    by_digest = {sha256_hex(record.to_bytes()): record for record in model.numbers.records}
-    for ref in manifest.receipts:
-        receipt = by_digest[ref.sha256]
-        if not isinstance(receipt, Receipt) or receipt.parent != manifest.parent:
-            raise Violation("ranks of one manifest encoded against different parents")
-
-
-def _check_head(model: Model, before: Head, after: Head, bucket: Bucket) -> None:
-    if after.term < before.term or after.position.version < before.position.version:
-        raise Violation("the head went back")
-    if after.launch != f"launch-{after.term}":
-        raise Violation("a launch that had lost the run took it back")
-    if after.position == before.position:
-        return
-    if after.term != before.term:
-        raise Violation("a takeover moved the position")
-    state = bucket.versions[after.position.version - 1]
-    manifest = model.numbers[state.register] if state.register else None
-    if not isinstance(manifest, Manifest) or manifest.position(manifest.to_bytes()) != after.position:
-        raise Violation("the head names a position that its register does not hold")
-    if state.aborted_aside:
-        raise Violation("the head names an aborted version")
-    if manifest.parent != before.position:
-        raise Violation("the head jumped: the sealed version before is not reachable from it")
-    if manifest.term != after.term:
-        raise Violation("a fenced term moved the head after the takeover")
-    publication = (manifest.term, manifest.ordinal)
-    for earlier in bucket.versions[: after.position.version - 1]:
-        other = model.numbers[earlier.register] if earlier.register else None
-        sealed = isinstance(other, Manifest) and other.position(other.to_bytes()) in _links(manifest)
-        if sealed and isinstance(other, Manifest) and (other.term, other.ordinal) >= publication:
-            raise Violation("a publication was sealed twice or out of order")
-
-
-def _links(manifest: Manifest) -> set[Position]:
-    return {link.position for link in manifest.chain}
-
-
-def explore(model: Model, limit: int = 3_000_000) -> set[World]:
-    """Every world that can be reached, in breadth; ``Violation`` with the shortest way to the first wrong one."""
-    first = model.start()
-    came_from: dict[World, tuple[World, str] | None] = {first: None}
-    queue = deque([first])
-    while queue:
-        world = queue.popleft()
-        try:
-            for label, after in model.moves(world):
-                if after not in came_from:
-                    came_from[after] = (world, label)
-                    queue.append(after)
-        except Violation as violation:
-            raise Violation("\n".join([str(violation), *_way(came_from, world)])) from None
-        if len(came_from) > limit:
-            raise RuntimeError(f"more than {limit} worlds: make the model smaller")
-    return set(came_from)
-
-
-def _way(came_from: dict[World, tuple[World, str] | None], world: World) -> list[str]:
-    labels: list[str] = []
-    while (step := came_from[world]) is not None:
-        world, label = step
-        labels.append(label)
-    return labels[::-1]
-
-
-def dead_ends(model: Model, worlds: set[World]) -> list[Bucket]:
-    """Buckets from which a new launch and an empty coordinator, undisturbed, cannot get a version sealed."""
-    beyond = replace(
-        model, versions=model.versions + 2, late_receipts=False, stray=False, steps=[], step_numbers={}, memory={}
-    )
-    buckets = [model.buckets[bucket] for bucket in {bucket for bucket, _ in worlds}]
-    return [bucket for bucket in buckets if not _recovers(beyond, bucket)]
-
-
-def _recovers(model: Model, bucket: Bucket) -> bool:
-    bucket = bucket._replace(versions=bucket.versions + (VersionState(),) * 2)
-    term = model._head(bucket.head).term + 1 if bucket.head else 1
-    for task in [Task("take over", term)] * 3 + [Task("open", term)] * 4:
-        bucket = model.serve(bucket, task)
-    for rank in range(RANKS):
-        written = [after for label, after in model._ranks(bucket) if label.startswith(f"rank {rank}")]
-        bucket = written[0] if written else bucket
-    for _ in range(2):
-        bucket = model.serve(bucket, Task("settle"))
-    head = model._head(bucket.head)
-    manifest = model._current(bucket, head)
-    return head.term == term and manifest is not None and manifest.term == term
-
-
-@pytest.fixture(scope="session")
-def kit() -> SimpleNamespace:
-    """The parts of the model, for the tests beside this file."""
-    return SimpleNamespace(Model=Model, Mutation=Mutation, Violation=Violation, explore=explore, dead_ends=dead_ends)
