@@ -1,7 +1,8 @@
 """The one place that retries: a decorator that is a store, and the loop that it shares with multipart uploads.
 
-Only :class:`~weight_store.errors.StoreUnavailable` is retried. The outcome of a conditional write is then unknown, so
-one that is told "exists already" reads the object back: our own bytes mean that a lost attempt had succeeded.
+It also keeps the number of requests under way to what the store takes (:mod:`~weight_store.pacing`). Only
+:class:`~weight_store.errors.StoreUnavailable` is retried. The outcome of a conditional write is then unknown, so one
+that is told "exists already" reads the object back: our own bytes mean that a lost attempt had succeeded.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from weight_store.errors import (
     StoreThrottled,
     StoreUnavailable,
 )
-from weight_store.store import Blob, Entry, PresigningStore, Store, Upload
+from weight_store.pacing import Allowance
+from weight_store.store import Blob, Entry, MultipartStore, PresigningStore, Store, UnfinishedUpload, Upload
 
 T = TypeVar("T")
 
@@ -31,7 +33,8 @@ class RetryPolicy:
     """At most ``attempts`` tries within ``budget_s``, with exponential delays and full jitter between them.
 
     Full jitter (a delay drawn evenly from zero to the bound) spreads a fleet that failed together; see "Exponential
-    Backoff And Jitter", AWS Architecture Blog. A throttled store gets ``throttled_factor`` times the bound.
+    Backoff And Jitter", AWS Architecture Blog. A throttled store gets ``throttled_factor`` times the bound, and fewer
+    than ``concurrency`` requests at once.
     """
 
     attempts: int = 8
@@ -39,6 +42,7 @@ class RetryPolicy:
     max_delay_s: float = 10.0
     budget_s: float = 60.0
     throttled_factor: float = 4.0
+    concurrency: int = 64
 
     def delay_s(self, failures: int, fraction: float, *, throttled: bool = False) -> float:
         """Return the wait after the ``failures``-th failure (from 1); ``fraction`` in [0, 1) is the jitter."""
@@ -76,14 +80,19 @@ class Retrier:
         self._clock = clock
         self._sleep = sleep
         self._fraction = fraction
+        self.allowance = Allowance(policy.concurrency, clock=clock)
 
-    async def call(self, operation: Callable[[], Awaitable[T]]) -> T:
-        """Await ``operation()``, again after each ``StoreUnavailable``; the last one is raised, saying how often."""
+    async def call(self, operation: Callable[[], Awaitable[T]], *, composed: bool = False) -> T:
+        """Await ``operation()``, again after each ``StoreUnavailable``; the last one is raised, saying how often.
+
+        ``composed``: the operation calls this retrier itself. It takes no place of its own, for which the inner calls
+        would wait in vain once a single request is permitted.
+        """
         started_s = self._clock()
         failures = 0
         while True:
             try:
-                return await operation()
+                return await (operation() if composed else self._paced(operation))
             except StoreUnavailable as error:
                 failures += 1
                 delay_s = self._policy.delay_s(failures, self._fraction(), throttled=isinstance(error, StoreThrottled))
@@ -91,6 +100,17 @@ class Retrier:
                 if failures >= self._policy.attempts or spent_s + delay_s > self._policy.budget_s:
                     raise _given_up(error, failures, spent_s) from error
             await self._sleep(delay_s)
+
+    async def _paced(self, operation: Callable[[], Awaitable[T]]) -> T:
+        async with self.allowance.slot():
+            try:
+                result = await operation()
+            except StoreThrottled:
+                self.allowance.throttled()
+                raise
+            # A refusal is no success here: a bucket that denies everything says nothing about its load.
+            self.allowance.succeeded()
+            return result
 
 
 def _given_up(error: StoreUnavailable, attempts: int, spent_s: float) -> StoreUnavailable:
@@ -153,7 +173,7 @@ class RetryingStore:
             entries = self._store.list(prefix)
             return entries, await anext(entries, None)
 
-        entries, entry = await self._retrier.call(first)
+        entries, entry = await self._retrier.call(first, composed=True)
         while entry is not None:
             yield entry
             entry = await anext(entries, None)
@@ -194,7 +214,7 @@ class _RetryingUpload:
         await self._upload.write(data)
 
     async def commit(self) -> None:
-        await self._retrier.call(self._upload.commit)
+        await self._retrier.call(self._upload.commit, composed=True)
 
 
 class _RetryingPresigningStore(RetryingStore):
@@ -208,8 +228,26 @@ class _RetryingPresigningStore(RetryingStore):
         return await self._presigner.presign_get(key, expires_s=expires_s)
 
 
+class _RetryingMultipartStore(_RetryingPresigningStore):
+    """Over a store whose unfinished uploads can be found; whatever has them presigns as well."""
+
+    def __init__(self, store: Store, retrier: Retrier, presigner: PresigningStore, uploads: MultipartStore) -> None:
+        super().__init__(store, retrier, presigner)
+        self._uploads = uploads
+
+    async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        # The adapter retries by the page, as for objects.
+        async for upload in self._uploads.list_uploads(prefix):
+            yield upload
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        await self._retrier.call(lambda: self._uploads.abort_upload(upload))
+
+
 def with_retry(store: Store, retrier: Retrier) -> RetryingStore:
-    """Return ``store`` with retries; a ``PresigningStore`` stays one."""
+    """Return ``store`` with retries; a ``PresigningStore`` or ``MultipartStore`` stays one."""
+    if isinstance(store, PresigningStore) and isinstance(store, MultipartStore):
+        return _RetryingMultipartStore(store, retrier, store, store)
     if isinstance(store, PresigningStore):
         return _RetryingPresigningStore(store, retrier, store)
     return RetryingStore(store, retrier)

@@ -32,7 +32,7 @@ from weight_store.retry import ONCE, Retrier
 from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
 from weight_store.s3_upload import S3Uploader
-from weight_store.store import Blob, Entry, Upload
+from weight_store.store import Blob, Entry, UnfinishedUpload, Upload
 
 # botocore sends bytes as a file, with "Expect: 100-continue" and so a second round trip; a bytearray goes at once.
 # That would copy a large body for nothing, and aiohttp warns of it.
@@ -154,6 +154,37 @@ class S3Store:
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
+    async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """See :meth:`~weight_store.store.MultipartStore.list_uploads`."""
+        check_key_prefix(prefix)
+        full_prefix = self._location.full_key(prefix) if prefix or self._location.prefix else ""
+        marker: dict[str, str] = {}
+        while True:
+            page = await self._retrier.call(functools.partial(self._upload_page, full_prefix, marker))
+            for found in page.get("Uploads", ()):
+                # SeaweedFS lists whole directories whatever the prefix.
+                if found["Key"].startswith(full_prefix):
+                    key = self._location.relative_key(found["Key"])
+                    yield UnfinishedUpload(key, found["UploadId"], found["Initiated"].timestamp())
+            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+                return
+            marker = {"KeyMarker": page["NextKeyMarker"]}
+            if page.get("NextUploadIdMarker"):
+                marker["UploadIdMarker"] = page["NextUploadIdMarker"]
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """See :meth:`~weight_store.store.MultipartStore.abort_upload`."""
+        try:
+            with self._translated(upload.key):
+                client = await self._connected()
+                await client.abort_multipart_upload(**self._address(upload.key), UploadId=upload.upload_id)
+        except ObjectNotFound:
+            return
+        except StoreUnavailable as error:
+            # Read as transient for an upload of our own; here it only means that there is nothing left to do.
+            if not _is_unknown_upload(error):
+                raise
+
     async def presign_get(self, key: str, *, expires_s: int) -> str:
         """See :meth:`~weight_store.store.PresigningStore.presign_get`."""
         with self._translated(key):
@@ -172,6 +203,14 @@ class S3Store:
             client = await self._connected()
             page: Mapping[str, Any] = await client.list_objects_v2(
                 Bucket=self._location.bucket, Prefix=full_prefix, **token
+            )
+        return page
+
+    async def _upload_page(self, full_prefix: str, marker: Mapping[str, str]) -> Mapping[str, Any]:
+        with self._translated(""):
+            client = await self._connected()
+            page: Mapping[str, Any] = await client.list_multipart_uploads(
+                Bucket=self._location.bucket, Prefix=full_prefix, **marker
             )
         return page
 
@@ -215,6 +254,11 @@ class S3Store:
                 opening: AbstractAsyncContextManager[Any] = session.create_client("s3", **arguments)
                 self._client = await self._stack.enter_async_context(opening)
             return self._client
+
+
+def _is_unknown_upload(error: StoreUnavailable) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, ClientError) and cause.response.get("Error", {}).get("Code") == "NoSuchUpload"
 
 
 def _etag_of(answer: Mapping[str, Any], key: str) -> str:

@@ -30,6 +30,15 @@ class Entry:
     modified_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class UnfinishedUpload:
+    """Parts that were sent and neither completed nor aborted; ``started_s`` is the store's clock (Unix seconds)."""
+
+    key: str
+    upload_id: str
+    started_s: float
+
+
 class Upload(Protocol):
     """A streamed, create-only upload. Nothing is visible at the key before :meth:`commit` returns."""
 
@@ -37,7 +46,10 @@ class Upload(Protocol):
         """Append ``data``. The buffer may be reused as soon as the call returns."""
 
     async def commit(self) -> None:
-        """Make the object visible (``If-None-Match: *``). Raises ``PreconditionFailed`` if the key exists."""
+        """Make the object visible (``If-None-Match: *``). Raises ``PreconditionFailed`` if the key exists.
+
+        May be called again after ``StoreUnavailable``; an attempt whose reply was lost then counts as success.
+        """
 
 
 class Store(Protocol):
@@ -49,7 +61,8 @@ class Store(Protocol):
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` with the bytes at ``offset``. Streams; a body cut short is ``StoreUnavailable``.
 
-        ``FormatError`` if the object ends before ``offset + len(buffer)``.
+        ``FormatError`` if the object ends before ``offset + len(buffer)``. An empty buffer asks nothing of an S3
+        server, so it does not tell whether the object is there.
         """
 
     async def create(self, key: str, data: bytes) -> str:
@@ -71,7 +84,10 @@ class Store(Protocol):
         """Remove the object; removing one that is not there succeeds."""
 
     def list(self, prefix: str) -> AsyncIterator[Entry]:
-        """Iterate the objects below ``prefix`` in key order. For people and garbage collection only."""
+        """Iterate the objects below ``prefix``. For people and garbage collection only.
+
+        In key order within one run; servers differ in where they put the objects of another.
+        """
 
     async def close(self) -> None:
         """Release connections. Calling it twice is allowed."""
@@ -83,3 +99,14 @@ class PresigningStore(Protocol):
 
     async def presign_get(self, key: str, *, expires_s: int) -> str:
         """Return a URL that reads ``key`` without credentials for ``expires_s`` seconds."""
+
+
+@runtime_checkable
+class MultipartStore(Protocol):
+    """A store that keeps, and bills, the parts of uploads whose writer died."""
+
+    def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        """Iterate the unfinished uploads to keys below ``prefix``. For people and garbage collection only."""
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        """Discard its parts; one that was completed or aborted meanwhile is left as it is."""
