@@ -73,6 +73,12 @@ def run_marker_key(run: str) -> str:
     return f"{RUNS_PREFIX}{check_run(run)}"
 
 
+GC_PREFIX = "_gc/"
+"""Short-lived objects by which garbage collection learns the store's clock. No run's name starts with ``_``."""
+DOCTOR_PREFIX = "_doctor/"
+"""What ``weightcast doctor`` writes and removes."""
+
+
 def control_key(run: str) -> str:
     """Key of per-region targets and the retention floor."""
     return f"{check_run(run)}/control.json"

@@ -1,0 +1,263 @@
+"""Carries a collection out: raise the floor, wait, look again, delete. May be stopped anywhere and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from weight_store.control import Control
+from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
+from weight_store.finishing import finished
+from weight_store.gc.evidence import (
+    ControlSeen,
+    Witness,
+    follow_links,
+    parallel,
+    read_control,
+    read_listing,
+    read_targets,
+)
+from weight_store.gc.floor import Raise, Wish, decide_floor, wanted_floor
+from weight_store.gc.plan import Facts, Verdict, judge
+from weight_store.head import Head
+from weight_store.keys import GC_PREFIX, check_run, control_key, parse_key
+from weight_store.manifest import Manifest
+from weight_store.position import GENESIS
+from weight_store.reading import read_head, read_manifest
+from weight_store.records import MAX_COLUMNS_BYTES
+from weight_store.store import MultipartStore, Store
+
+_RAISE_ATTEMPTS = 10
+_WAIT_STEP_S = 60.0
+_TELL_EVERY = 1000
+_MAX_ASSET_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done, or (``dry_run``) would be. ``pending``: the raised floor has not aged, nothing below it went."""
+
+    run: str
+    head_version: int
+    floor: Raise
+    dry_run: bool
+    pending: bool
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def doomed(self) -> list[Verdict]:
+        """What was deleted."""
+        return [verdict for verdict in self.verdicts if verdict.delete]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    control: ControlSeen
+    facts: Facts
+    floor: Raise
+
+
+class Collector:
+    """Collects one run. ``min_age_s`` counts by the store's clock, which is read from objects that this writes.
+
+    ``tell`` is given a line of progress at a time; ``nonce`` makes 16 fresh hex digits; ``sleep`` waits seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        run: str,
+        *,
+        min_age_s: float = 3600.0,
+        tell: Callable[[str], None] = lambda _: None,
+        nonce: Callable[[], str] = lambda: secrets.token_hex(8),
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._store = store
+        self._run = check_run(run)
+        self._min_age_s = min_age_s
+        self._tell = tell
+        self._nonce = nonce
+        self._sleep = sleep
+
+    async def preview(self, wish: Wish, now_s: float) -> Report:
+        """Return what :meth:`collect` would delete once the floor has aged. Writes nothing, not even a probe: ``now_s``
+        (Unix seconds) stands in for the store's clock.
+        """
+        look = await self._look(wish, now_s, as_if_raised=True)
+        return self._report(look, judge(look.facts), look.floor, dry_run=True)
+
+    async def collect(self, wish: Wish, *, wait: bool = True) -> Report:
+        """Raise the floor as far as ``wish`` and safety allow, wait for it to age, delete what is dead.
+
+        Without ``wait`` a floor that has not aged is left for a later call, and not raised again before it has.
+        Raises ``ObjectNotFound`` if the run does not exist, ``StoreRefused``, ``StoreUnavailable``, ``FormatError``.
+        """
+        look = await self._look(wish, await self._store_clock())
+        if not wait:
+            # Deleted first: raising the floor makes what the present one has condemned wait again.
+            verdicts = await self._delete(look.facts)
+            aged = self._aged(look)
+            floor = await self._raise(wish, look) if aged else Raise(look.floor.before, look.floor.before)
+            return self._report(look, verdicts, floor, pending=not aged or floor.after > floor.before)
+        floor = await self._raise(wish, look)
+        look = await self._aged_look(wish)
+        return self._report(look, await self._delete(look.facts), floor)
+
+    def _report(
+        self, look: _Look, verdicts: Sequence[Verdict], floor: Raise, *, dry_run: bool = False, pending: bool = False
+    ) -> Report:
+        return Report(self._run, look.facts.head.position.version, floor, dry_run, pending, tuple(verdicts))
+
+    # ---- looking
+
+    async def _look(self, wish: Wish, now_s: float, *, as_if_raised: bool = False) -> _Look:
+        listing = await read_listing(self._store, self._run)
+        seen = await read_control(self._store, self._run)
+        head, manifest = await self._head()
+        _check_same_run(head, seen)
+        control = seen.control
+        old = control.floor if control is not None and now_s - seen.modified_s >= self._min_age_s else 0
+        oldest = min(listing.versions, default=head.position.version)
+        down_to = max(old, min([oldest, *(control.targets.values() if control is not None else ())]))
+        line = await follow_links(self._store, self._run, head, manifest, down_to=down_to)
+        targets = await read_targets(self._store, self._run, control, line, head)
+        floor = decide_floor(control, wanted_floor(wish, sorted(line.sealed)), manifest, targets)
+        witness = Witness(self._store, self._run, listing, head, manifest)
+        effective = floor.after if as_if_raised else old
+        facts = await witness.facts(line, floor=effective, now_s=now_s, min_age_s=self._min_age_s)
+        return _Look(seen, facts, floor)
+
+    async def _head(self) -> tuple[Head, Manifest | None]:
+        head, _ = await read_head(self._store, self._run)
+        if head.position == GENESIS:
+            return head, None
+        return head, await read_manifest(self._store, self._run, head.position)
+
+    def _aged(self, look: _Look) -> bool:
+        control = look.control.control
+        return control is None or control.floor in (0, look.facts.floor)
+
+    async def _aged_look(self, wish: Wish) -> _Look:
+        """Look again once the floor has aged. Looks at the control object alone while it waits."""
+        while True:
+            now_s = await self._store_clock()
+            seen = await read_control(self._store, self._run)
+            left_s = self._min_age_s - (now_s - seen.modified_s)
+            if seen.control is None or seen.control.floor == 0 or left_s <= 0:
+                return await self._look(wish, now_s)
+            self._tell(f"floor {seen.control.floor} has to age {left_s:.0f} s more before anything below it goes")
+            # The store's clock may tick in whole seconds.
+            await self._sleep(min(left_s + 1.0, _WAIT_STEP_S))
+
+    async def _store_clock(self) -> float:
+        """The store's time (Unix seconds), from an object written now. Probes that a killed collection left go too."""
+        key = f"{GC_PREFIX}{self._nonce()}"
+        await self._store.create(key, b"")
+        probes = [entry async for entry in self._store.list(GC_PREFIX)]
+        now_s = next((entry.modified_s for entry in probes if entry.key == key), None)
+        await self._store.delete(key)
+        if now_s is None:
+            raise StoreUnavailable(
+                f"the store does not list {key} right after it was written, so its clock cannot be read", key=key
+            )
+        for entry in probes:
+            if entry.key != key and now_s - entry.modified_s >= max(3600.0, self._min_age_s):
+                await self._store.delete(entry.key)
+        return now_s
+
+    # ---- raising
+
+    async def _raise(self, wish: Wish, look: _Look) -> Raise:
+        """Compare-and-set the floor; looks again when somebody else changed the control object first."""
+        for _ in range(_RAISE_ATTEMPTS):
+            floor, seen = look.floor, look.control
+            if floor.after <= floor.before:
+                return floor
+            old = seen.control or Control(run_id=look.facts.head.run_id, write_id=self._nonce())
+            data = old.model_copy(update={"floor": floor.after, "write_id": self._nonce()}).to_bytes()
+            try:
+                if seen.control is None:
+                    await self._store.create(control_key(self._run), data)
+                else:
+                    await self._store.replace(control_key(self._run), data, etag=seen.etag)
+            except PreconditionFailed:
+                look = await self._look(wish, look.facts.now_s)
+                continue
+            self._tell(f"floor raised from version {floor.before} to {floor.after}")
+            return floor
+        raise StoreUnavailable(f"{control_key(self._run)} keeps changing: try again", key=control_key(self._run))
+
+    # ---- deleting
+
+    async def _delete(self, facts: Facts) -> list[Verdict]:
+        verdicts = judge(facts)
+        doomed = [verdict for verdict in verdicts if verdict.delete]
+        for stage in _stages(doomed):
+            for start in range(0, len(stage), _TELL_EVERY):
+                await parallel(self._delete_one, stage[start : start + _TELL_EVERY])
+                self._tell(f"deleted {min(start + _TELL_EVERY, len(stage))} of {len(stage)}")
+        for verdict in doomed:
+            if _is_shared(verdict) and not await self._delete_shared(facts.head, verdict.key):
+                break
+        return verdicts
+
+    async def _delete_one(self, verdict: Verdict) -> None:
+        if verdict.upload is None:
+            await self._store.delete(verdict.key)
+        elif isinstance(self._store, MultipartStore):
+            await self._store.abort_upload(verdict.upload)
+
+    async def _delete_shared(self, head: Head, key: str) -> bool:
+        """Delete a layout or asset unless a new launch, which may name it again, has begun; put it back if one does."""
+        if not await self._same_term(head):
+            return False
+        try:
+            data = (await self._store.get(key, max_bytes=max(MAX_COLUMNS_BYTES, _MAX_ASSET_BYTES))).data
+        except ObjectNotFound:
+            return True
+        kept = True
+        try:
+            await self._store.delete(key)
+            kept = not await self._same_term(head)
+        finally:
+            if kept:
+                await finished(self._put_back(key, data))
+        return not kept
+
+    async def _same_term(self, head: Head) -> bool:
+        now, _ = await read_head(self._store, self._run)
+        return now.term == head.term
+
+    async def _put_back(self, key: str, data: bytes) -> None:
+        try:
+            await self._store.create(key, data)
+        except PreconditionFailed:
+            return  # never gone, or the new launch wrote it
+        except StoreError as error:
+            self._tell(f"{key} was deleted, may be needed again, and could not be put back: {error}")
+            raise
+
+
+def _stages(doomed: Sequence[Verdict]) -> list[list[Verdict]]:
+    """Manifests first, so that a version vanishes whole for whoever begins to read it; openings last."""
+    stages: tuple[list[Verdict], list[Verdict], list[Verdict]] = ([], [], [])
+    for verdict in doomed:
+        if not _is_shared(verdict):
+            name = verdict.key.rpartition("/")[2]
+            stages[{"manifest.json": 0, "open.json": 2}.get(name, 1)].append(verdict)
+    return [stage for stage in stages if stage]
+
+
+def _is_shared(verdict: Verdict) -> bool:
+    return verdict.upload is None and parse_key(verdict.key).kind in {"layout", "asset"}
+
+
+def _check_same_run(head: Head, seen: ControlSeen) -> None:
+    if seen.control is not None and seen.control.run_id != head.run_id:
+        raise FormatError(
+            f"control.json belongs to run {seen.control.run_id}, the head to run {head.run_id}: an earlier run of this "
+            "name left it behind; delete it, or use another run name"
+        )

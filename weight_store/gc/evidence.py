@@ -1,0 +1,311 @@
+"""Reads what the bucket says about a run, and how it is known. Nothing unreadable is ever taken for dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from weight_store.control import Control
+from weight_store.errors import FormatError, ObjectNotFound, StoreRefused, StoreUnavailable
+from weight_store.gc.plan import Facts, Fate
+from weight_store.head import Head
+from weight_store.keys import (
+    ParsedKey,
+    asset_key,
+    control_key,
+    layout_key,
+    manifest_key,
+    open_key,
+    parse_key,
+    receipt_key,
+)
+from weight_store.manifest import Manifest
+from weight_store.position import GENESIS, Position
+from weight_store.reading import read_manifest
+from weight_store.receipt import Receipt
+from weight_store.records import MAX_RECORD_BYTES, record_format
+from weight_store.store import Entry, MultipartStore, Store, UnfinishedUpload
+from weight_store.version import Abort, Open
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_PARALLEL = 16
+_CONTROL_READS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSeen:
+    """The control object with the time of its last write by the store's clock (Unix seconds)."""
+
+    control: Control | None
+    etag: str = ""
+    modified_s: float = 0.0
+
+
+@dataclass
+class Line:
+    """Sealed versions back from the head by parent links: every number from ``known_from`` on that is not among them
+    was given up.
+    """
+
+    sealed: dict[int, Position] = field(default_factory=dict)
+    known_from: int = 1
+    broken: str = ""
+
+    def fate(self, version: int) -> Fate:
+        """What became of a number up to the head's."""
+        if version in self.sealed:
+            return Fate("sealed", "the head leads back to it")
+        if version >= self.known_from:
+            return Fate("dead", "the head passed over it")
+        return Fate("unknown", self.broken or "the parent links were not followed that far")
+
+
+async def parallel(function: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
+    """Await ``function`` of every item, a few at a time; the results in order."""
+    slots = asyncio.Semaphore(_PARALLEL)
+
+    async def one(item: T) -> R:
+        async with slots:
+            return await function(item)
+
+    return list(await asyncio.gather(*(one(item) for item in items)))
+
+
+async def read_control(store: Store, run: str) -> ControlSeen:
+    """Return the control object and when it was written; ``StoreUnavailable`` if it keeps changing meanwhile."""
+    key = control_key(run)
+    for _ in range(_CONTROL_READS):
+        entries = [entry async for entry in store.list(key) if entry.key == key]
+        try:
+            blob = await store.get(key, max_bytes=MAX_RECORD_BYTES)
+        except ObjectNotFound:
+            if entries:
+                continue
+            return ControlSeen(None)
+        # Servers quote ETags in one answer and not in the other.
+        if entries and entries[0].etag.strip('"') == blob.etag.strip('"'):
+            return ControlSeen(Control.parse(blob.data, key=key), blob.etag, entries[0].modified_s)
+    raise StoreUnavailable(f"{key} keeps changing: try again", key=key)
+
+
+async def follow_links(store: Store, run: str, head: Head, manifest: Manifest | None, *, down_to: int) -> Line:
+    """Walk back from the head, by the links that each manifest carries, until ``down_to`` is covered or it ends."""
+    line = Line()
+    if manifest is None:
+        return line
+    line.sealed[head.position.version] = head.position
+    while True:
+        for link in manifest.chain:
+            line.sealed[link.version] = link.position
+        oldest = manifest.chain[0].position if manifest.chain else manifest.parent
+        if oldest == GENESIS:
+            line.known_from = 1
+            return line
+        line.sealed[oldest.version] = oldest
+        line.known_from = oldest.version
+        if oldest.version <= down_to:
+            return line
+        try:
+            manifest = await read_manifest(store, run, oldest)
+        except (ObjectNotFound, FormatError) as error:
+            line.broken = f"the parent links end at version {oldest.version}: {error}"
+            return line
+
+
+async def read_pending(store: Store, run: str, head: Head, version: int) -> tuple[Fate, Open | None]:
+    """What became of a number above the head's, and its opening if that could be read."""
+    try:
+        opened = Open.parse((await store.get(open_key(run, version), max_bytes=MAX_RECORD_BYTES)).data)
+    except ObjectNotFound:
+        return Fate("unknown", "it has no open.json"), None
+    except FormatError as error:
+        return Fate("unknown", f"its open.json cannot be read: {error}"), None
+    if opened.run_id != head.run_id:
+        return Fate("unknown", f"it belongs to an earlier run of this name, {opened.run_id}"), None
+    try:
+        data = (await store.get(manifest_key(run, version), max_bytes=MAX_RECORD_BYTES)).data
+        if record_format(data) == Abort.FORMAT:
+            abort = Abort.parse(data)
+            return Fate("dead", f"aborted, {abort.reason}"), opened
+        manifest = Manifest.parse(data)
+    except ObjectNotFound:
+        if opened.term < head.term:
+            return Fate("dead", f"opened in term {opened.term}, which is over"), opened
+        return Fate("undecided", "its ranks may still be publishing it"), opened
+    except FormatError as error:
+        return Fate("unknown", f"its manifest.json cannot be read: {error}"), opened
+    if manifest.term < head.term:
+        return Fate("dead", f"stranded: term {manifest.term} ended before the head came to it"), opened
+    return Fate("undecided", "sealed, and the head is about to come to it"), opened
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All objects and unfinished uploads of a run, listed before anything else is read."""
+
+    entries: tuple[Entry, ...]
+    uploads: tuple[UnfinishedUpload, ...]
+    parsed: tuple[ParsedKey, ...]
+
+    @property
+    def versions(self) -> set[int]:
+        """Every version number that has an object or an upload."""
+        return {found.version for found in self.parsed if found.version is not None}
+
+
+async def read_listing(store: Store, run: str) -> Listing:
+    """List a run."""
+    entries = tuple([entry async for entry in store.list(f"{run}/")])
+    uploads: tuple[UnfinishedUpload, ...] = ()
+    if isinstance(store, MultipartStore):
+        uploads = tuple([upload async for upload in store.list_uploads(f"{run}/")])
+    keys = [*(entry.key for entry in entries), *(upload.key for upload in uploads)]
+    parsed = []
+    for key in keys:
+        try:
+            parsed.append(parse_key(key))
+        except FormatError:
+            continue
+    return Listing(entries, uploads, tuple(parsed))
+
+
+class Witness:
+    """Gathers the facts about one run from a listing and the head that was read after it."""
+
+    def __init__(self, store: Store, run: str, listing: Listing, head: Head, manifest: Manifest | None) -> None:
+        self._store = store
+        self._run = run
+        self._listing = listing
+        self._head = head
+        self._manifest = manifest
+        self._opened: list[Open] = []
+
+    async def facts(self, line: Line, *, floor: int, now_s: float, min_age_s: float) -> Facts:
+        """Return what the plan is made from; ``line`` reaches down to the floor where it could be followed."""
+        fates = await self._fates(line, floor)
+        return Facts(
+            head=self._head,
+            manifest=self._manifest,
+            floor=floor,
+            now_s=now_s,
+            min_age_s=min_age_s,
+            entries=self._listing.entries,
+            uploads=self._listing.uploads,
+            fates=fates,
+            nonces=await self._nonces(fates),
+            shared=await self._shared(line, fates, floor),
+        )
+
+    async def _fates(self, line: Line, floor: int) -> dict[int, Fate]:
+        kept = {version for version in self._listing.versions if version >= floor}
+        at = self._head.position.version
+        fates = {version: line.fate(version) for version in kept if version <= at}
+        above = sorted(version for version in kept if version > at)
+
+        async def pending(version: int) -> tuple[Fate, Open | None]:
+            return await read_pending(self._store, self._run, self._head, version)
+
+        for version, (fate, opened) in zip(above, await parallel(pending, above), strict=True):
+            fates[version] = fate
+            if opened is not None:
+                self._opened.append(opened)
+        return fates
+
+    async def _nonces(self, fates: dict[int, Fate]) -> dict[tuple[int, int, bool], str]:
+        """The shard that the receipt names, for ranks of sealed versions that have several."""
+        shards: defaultdict[tuple[int, int, bool], int] = defaultdict(int)
+        for found in self._listing.parsed:
+            if found.kind == "shard" and found.version is not None and found.rank is not None:
+                shards[found.version, found.rank, found.extra_full] += 1
+        several = [where for where, count in shards.items() if count > 1 and _state(fates, where[0]) == "sealed"]
+        receipts = await parallel(self._receipt, several)
+        return {where: found.nonce for where, found in zip(several, receipts, strict=True) if found is not None}
+
+    async def _receipt(self, where: tuple[int, int, bool]) -> Receipt | None:
+        version, rank, extra_full = where
+        key = receipt_key(self._run, version, rank, extra_full=extra_full)
+        try:
+            return Receipt.parse((await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data, key=key)
+        except (ObjectNotFound, FormatError):
+            return None
+
+    async def _shared(self, line: Line, fates: dict[int, Fate], floor: int) -> frozenset[str] | None:
+        """Keys of layouts and assets that kept versions name. None if that cannot be told.
+
+        A launch settles its layout and its assets before it seals its first version, and keeps them. So only once the
+        head was sealed in its own term is it known what the launch that owns the run may still name.
+        """
+        if self._manifest is None or self._manifest.term != self._head.term:
+            return None
+        if any(fate.state == "unknown" for fate in fates.values()):
+            return None
+        needed = _needs(self._run, [self._manifest], self._opened)
+        listed = [entry.key for entry in self._listing.entries if _is_shared(self._run, entry.key)]
+        if all(key in needed for key in listed):
+            return frozenset(needed)
+        kept = [line.sealed[version] for version, fate in fates.items() if fate.state == "sealed" and version >= floor]
+        try:
+            manifests = await parallel(lambda position: read_manifest(self._store, self._run, position), kept)
+        except (ObjectNotFound, FormatError):
+            return None
+        needed |= _needs(self._run, manifests, self._opened)
+        fulls = await parallel(self._receipt, sorted(self._full_receipts(set(fates))))
+        if any(receipt is None for receipt in fulls):
+            return None
+        return frozenset(needed | {layout_key(self._run, receipt.layout) for receipt in fulls if receipt is not None})
+
+    def _full_receipts(self, versions: Collection[int]) -> set[tuple[int, int, bool]]:
+        """One receipt of each extra full: all its ranks share one layout, which may differ from the version's own."""
+        first: dict[int, int] = {}
+        for found in self._listing.parsed:
+            version, rank = found.version, found.rank
+            if version is None or rank is None or version not in versions:
+                continue
+            if found.kind == "receipt" and found.extra_full:
+                first[version] = min(rank, first.get(version, rank))
+        return {(version, rank, True) for version, rank in first.items()}
+
+
+async def read_targets(
+    store: Store, run: str, control: Control | None, line: Line, head: Head
+) -> list[tuple[str, Manifest]]:
+    """Return the manifests of the versions that regions are told to run, as far as those still lie ahead or are kept.
+
+    ``StoreRefused`` if one cannot be read: then nobody can say what its region needs.
+    """
+    found = []
+    for region, version in sorted((control.targets if control is not None else {}).items()):
+        if control is None or version < control.floor or version > head.position.version:
+            continue  # gone already; or not sealed yet, and then it needs no more than the head
+        position = line.sealed.get(version)
+        if position is None and line.fate(version).state == "dead":
+            continue
+        try:
+            if position is None:
+                raise FormatError(line.fate(version).why)
+            found.append((region, await read_manifest(store, run, position)))
+        except (ObjectNotFound, FormatError) as error:
+            raise StoreRefused(
+                f"region {region} is told to run version {version}, and what that needs cannot be told ({error}): "
+                "correct the target in control.json before the floor is raised"
+            ) from None
+    return found
+
+
+def _state(fates: dict[int, Fate], version: int) -> str:
+    return fates[version].state if version in fates else "unknown"
+
+
+def _is_shared(run: str, key: str) -> bool:
+    return key.startswith((f"{run}/layouts/", f"{run}/assets/"))
+
+
+def _needs(run: str, manifests: Sequence[Manifest], opened: Sequence[Open]) -> set[str]:
+    layouts = {*(manifest.layout for manifest in manifests), *(record.layout for record in opened)}
+    assets = {asset.sha256 for manifest in manifests for asset in manifest.assets}
+    return {layout_key(run, sha256) for sha256 in layouts} | {asset_key(run, sha256) for sha256 in assets}
