@@ -50,6 +50,7 @@ class Sidecar:
         self._parent = parent
         self._ended = asyncio.Event()
         self._status = 0
+        self._asked_to_end = False
         self._serving: asyncio.Task[None] | None = None
 
     async def run(self) -> int:
@@ -67,8 +68,9 @@ class Sidecar:
         watch = asyncio.create_task(self._watch_parent())
         await self._ended.wait()
         server.close()
-        # A trainer that was killed closes the connection a moment before it is gone.
-        await asyncio.wait({watch}, timeout=LAST_LOOK_S)
+        if not self._asked_to_end:
+            # A trainer that was killed closes the connection a moment before it is gone.
+            await asyncio.wait({watch}, timeout=LAST_LOOK_S)
         watch.cancel()
         return self._status
 
@@ -94,7 +96,7 @@ class Sidecar:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            await Connection(reader, writer).serve()
+            self._asked_to_end = await Connection(reader, writer).serve()
         finally:
             writer.close()
             if self._parent is not None:
@@ -116,19 +118,20 @@ class Connection:
         self._worker: Worker | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def serve(self) -> None:
-        """Serve until the trainer closes, asks to end, or says something that is no request."""
+    async def serve(self) -> bool:
+        """Serve until the trainer closes, asks to end (True), or says something that is no request."""
         try:
             while line := await self._read_line():
                 try:
                     request = parse_request(line)
                 except ValueError as error:
                     _log.error("not a request: %s", error)
-                    return
+                    return False
                 if isinstance(request, Close):
                     await self._finish(request.grace_s)
-                    return
+                    return True
                 await self._handle(request)
+            return False
         finally:
             for task in self._tasks:
                 task.cancel()

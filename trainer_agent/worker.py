@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from coordinator.client import CoordinatorClient
+from coordinator.errors import UnknownRun
 from coordinator.wire import OfferReport, TermAnswer, TermRequest
 from trainer_agent.arena import Arena
 from trainer_agent.assets import upload_assets
@@ -66,6 +67,7 @@ class Worker:
     term: int = 0
     run_id: str = ""
     full: FullUpload | None = None
+    _seen_term: int | None = None
     _layout: tuple[str, Layout] | None = None
     _state: State | None = None
     _slots: Slots | None = None
@@ -96,8 +98,22 @@ class Worker:
 
     async def _take_term(self) -> TermAnswer:
         first = self.config.rank == 0
-        request = TermRequest(launch=self.config.launch, takeover=first, wait_s=0 if first else TERM_WAIT_S)
+        if first and self._seen_term is None:
+            self._seen_term = await self._current_term()
+        request = TermRequest(
+            launch=self.config.launch,
+            takeover=first,
+            expected_term=self._seen_term,
+            wait_s=0 if first else TERM_WAIT_S,
+        )
         return await self.coordinator.takeover(self.config.run, request)
+
+    async def _current_term(self) -> int:
+        """The term to take the run over from, looked at once: if it has grown when we ask again, we were too slow."""
+        try:
+            return (await self.coordinator.head(self.config.run)).term
+        except UnknownRun:
+            return 0
 
     def _resume(self, sha256: str) -> None:
         raw, stored = self.arena.read("layout"), self.arena.read(STATE_FILE)

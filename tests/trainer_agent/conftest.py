@@ -42,7 +42,6 @@ class Service:
     store_url: str
     port: int
     expire_after_s: float = 60.0
-    store: Store | None = None
     _server: uvicorn.Server | None = None
     _thread: threading.Thread | None = None
 
@@ -51,12 +50,17 @@ class Service:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> Service:
-        store = self.store or open_store(self.store_url)
+        store = open_store(self.store_url)
         app = create_app(store, settings=Settings(expire_after_s=self.expire_after_s, poll_s=0.1))
         config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", lifespan="on")
         config.timeout_graceful_shutdown = 1
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        server = self._server = uvicorn.Server(config)
+
+        async def serve() -> None:
+            await server.serve()
+            await store.close()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
         self._thread.start()
         while not self._server.started:
             assert self._thread.is_alive()
