@@ -23,8 +23,16 @@ from rich.console import Console
 @click.option("--store", help="With --coordinator: only train, and publish to this bucket.")
 @click.option("--coordinator", help="Address of a coordinator that runs already.")
 @click.option("--chaos", is_flag=True, help="Kill coordinator, agent, sidecar and trainer on the way.")
+@click.option("--warm-up", default=16, show_default=True, type=click.IntRange(0), help="Supervised steps before.")
 def command(
-    steps: int, regions: int, ranks: int, model: Path | None, store: str | None, coordinator: str | None, chaos: bool
+    steps: int,
+    regions: int,
+    ranks: int,
+    model: Path | None,
+    store: str | None,
+    coordinator: str | None,
+    chaos: bool,
+    warm_up: int,
 ) -> None:
     """Run the whole path on this machine and prove it bit-exact.
 
@@ -37,7 +45,7 @@ def command(
     from weightcast.demo.run import run_demo
     from weightcast.demo.settings import DemoSettings
 
-    settings = DemoSettings(steps, regions, ranks, model.absolute() if model else None, chaos)
+    settings = DemoSettings(steps, regions, ranks, model.absolute() if model else None, chaos, warm_up)
     signal.signal(signal.SIGTERM, _interrupt)
     if (store is None) != (coordinator is None):
         raise click.UsageError("--store and --coordinator go together: a training job needs both")

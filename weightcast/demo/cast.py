@@ -35,7 +35,7 @@ class Cast:
         self._commands: dict[str, list[str]] = {}
         self._port = free_port()
         self._starts = 0
-        self.work = Path()
+        self.work = self.memory = Path()
         self.model_dirs: dict[str, Path] = {}
         self.store = ""
 
@@ -43,9 +43,9 @@ class Cast:
         with contextlib.ExitStack() as stack:
             self.work = _directory(stack, None)
             # Working weights belong in memory: nearly every page of them is dirty after every version.
-            models = _directory(stack, DEFAULT_ROOT if DEFAULT_ROOT.is_dir() else None)
-            self.model_dirs = {region: models / region for region in self._regions}
-            self._start_janitor(stack, [self.work, models])
+            self.memory = _directory(stack, DEFAULT_ROOT if DEFAULT_ROOT.is_dir() else None)
+            self.model_dirs = {region: self.memory / region for region in self._regions}
+            self._start_janitor(stack, [self.work, self.memory])
             self._server = stack.enter_context(SeaweedServer(self.work / "s3"))
             self._server.create_bucket(_BUCKET)
             self.store = f"s3://{_BUCKET}/?endpoint={quote(self._server.endpoint_url, safe=':/')}&region=us-east-1"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from trainer_agent.arena import DEFAULT_ROOT, remove_abandoned
 from weightcast.demo import events
 from weightcast.demo.errors import DemoError
 from weightcast.demo.ranks import Ranks, environment
@@ -29,10 +30,13 @@ def run_job(settings: DemoSettings, store: str, coordinator: str, console: Conso
     with contextlib.ExitStack() as stack:
         work = Path(tempfile.mkdtemp(prefix="weightcast-demo-"))
         stack.callback(shutil.rmtree, work, ignore_errors=True)
+        stack.callback(remove_abandoned, DEFAULT_ROOT)
         credentials = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         ranks = Ranks(environment(work, credentials))
         stack.callback(ranks.end)
-        job = JobSettings(store, coordinator, work, settings.ranks, settings.steps, model=settings.model)
+        job = JobSettings(
+            store, coordinator, work, settings.ranks, settings.steps, model=settings.model, warm_up=settings.warm_up
+        )
         ranks.start(job)
         finished: set[int] = set()
         story = Story(())

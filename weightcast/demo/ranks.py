@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from trainer_agent.arena import DEFAULT_ROOT, remove_abandoned
 from weightcast.demo.errors import DemoError
 from weightcast.demo.events import Event, EventTail
 from weightcast.demo.settings import JobSettings
@@ -65,11 +64,10 @@ class Ranks:
         raise DemoError("no sidecar of the training job runs")
 
     def kill(self) -> None:
-        """End all ranks with SIGKILL, sidecars included, and remove what they left in shared memory."""
+        """End all ranks with SIGKILL, sidecars included. The next start removes what they left in shared memory."""
         for process in self._processes:
             kill(process)
         self._processes.clear()
-        remove_abandoned(DEFAULT_ROOT)
 
     def end(self) -> None:
         """Ask the ranks to end, so that each can close its Publisher; those that do not are killed."""

@@ -60,6 +60,8 @@ class _Director:
             world_size=settings.ranks,
             last_step=settings.steps,
             model=settings.model,
+            shared_memory=cast.memory,
+            warm_up=settings.warm_up,
             checkpoint_step=self._plan.checkpoint_step,
         )
 

@@ -22,6 +22,7 @@ class DemoSettings:
     ranks: int = 2
     model: Path | None = None
     chaos: bool = False
+    warm_up: int = 16
 
     def __post_init__(self) -> None:
         if self.steps < 1:
@@ -46,7 +47,10 @@ MIN_CHAOS_STEPS = 6
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """One start of the training job. ``attempt`` counts starts; ``resume_step`` names the checkpoint to go on from."""
+    """One start of the training job. ``attempt`` counts starts; ``resume_step`` names the checkpoint to go on from.
+
+    ``shared_memory`` is where ranks hand weights to their sidecars; None: where they always do.
+    """
 
     store: str
     coordinator: str
@@ -55,10 +59,11 @@ class JobSettings:
     last_step: int
     attempt: int = 0
     model: Path | None = None
+    shared_memory: Path | None = None
     resume_step: int | None = None
     checkpoint_step: int | None = None
     learning_rate: float = 1e-6
-    warm_up_steps: int = 16
+    warm_up: int = 16
     seed: int = 7
 
     @property
@@ -87,5 +92,6 @@ class JobSettings:
     def load(cls, path: Path) -> JobSettings:
         """Read what :meth:`save` wrote."""
         fields = json.loads(path.read_text())
-        model = fields.pop("model")
-        return cls(**{**fields, "work": Path(fields["work"]), "model": Path(model) if model else None})
+        for name in ("work", "model", "shared_memory"):
+            fields[name] = Path(fields[name]) if fields[name] else None
+        return cls(**fields)

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from trainer_agent import Handle, Publisher, TrainerError
+from trainer_agent.arena import DEFAULT_ROOT
 from weightcast.demo import events
 from weightcast.demo.boxes import save_bytes, save_places, sha256_of
 from weightcast.demo.errors import DemoError
@@ -80,7 +81,7 @@ def _make_job(settings: JobSettings, log: events.EventLog) -> Job:
     if settings.resume_step is not None:
         load_checkpoint(job, settings.checkpoint(settings.resume_step, dist.get_rank()))
     else:
-        total = settings.warm_up_steps
+        total = settings.warm_up
         job.warm_up(total, lambda done, loss: log.add(events.Warming(done, total, loss)))
     return job
 
@@ -120,6 +121,7 @@ def _publisher(settings: JobSettings) -> Iterator[Publisher]:
         coordinator=settings.coordinator,
         assets_dir=_assets(settings),
         strict=True,
+        shm_dir=settings.shared_memory or DEFAULT_ROOT,
     )
     try:
         yield publisher
