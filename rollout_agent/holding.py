@@ -20,7 +20,6 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Executor, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_agent import gate, installing, presence
@@ -31,26 +30,11 @@ from rollout_agent.filetable import FileTable
 from rollout_agent.places import HIDDEN, Places, checkpoint_name
 from rollout_agent.state import Owner, State, Version, kept_names, load, save, table_of
 from rollout_agent.statedir import Held, StateDir, held_after, held_by
-from rollout_agent.weights import Weights, digests, misfits
-from weight_store.layout import Group, Layout
+from rollout_agent.weights import Damage, Weights, find_damage, misfits
+from weight_store.layout import Layout
+from weight_store.receipt import Asset
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """A group whose bytes are not what its digest says."""
-
-    group: Group
-    expected: bytes
-    found: bytes
-
-    def __str__(self) -> str:
-        first, last = self.group.pieces[0], self.group.pieces[-1]
-        return (
-            f"group {self.group.index} ({first.tensor.name} {first.box} to {last.tensor.name} {last.box}) has digest "
-            f"{self.found.hex()}, expected {self.expected.hex()}"
-        )
 
 
 class Holding:
@@ -180,9 +164,7 @@ class Holding:
     def verify(self) -> None:
         """Hash every kept group; hide the directory while one differs, show it otherwise."""
         held, weights = self._both()
-        found = digests(weights, held.groups, self.pool)
-        pairs = zip(found, held.digests, strict=True)
-        self.damage = tuple(Damage(group, want, got) for (group, got), want in pairs if want != got)
+        self.damage = find_damage(weights, held.groups, held.digests, self.pool)
         for item in self.damage[:20]:
             _LOG.error("%s is damaged: %s", self.places.model, item)
         if self.damage or presence.missing_assets(self.disk, self.places, held.version.assets):
@@ -190,7 +172,7 @@ class Holding:
         elif not self.whole or presence.misplaced(self.disk, self.places, held.version, weights.table.index):
             with self.exclusive():
                 presence.hide(self.disk, self.places)
-                self.show()
+                self._show()
         self.unsettled = False
 
     def hide(self) -> None:
@@ -199,10 +181,18 @@ class Holding:
         with self.exclusive():
             presence.hide(self.disk, self.places)
 
-    def show(self) -> None:
-        """Let engines see the version held. Call it under :meth:`exclusive`."""
+    def _show(self, before: tuple[Asset, ...] = ()) -> None:
+        """Let engines see the version held, under :meth:`exclusive`; see :func:`presence.show`."""
         held, weights = self._both()
-        presence.show(self.disk, self.places, held.version, weights.table.index, run=self.run, run_id=str(self.run_id))
+        presence.show(
+            self.disk,
+            self.places,
+            held.version,
+            weights.table.index,
+            run=self.run,
+            run_id=str(self.run_id),
+            before=before,
+        )
 
     @property
     def whole(self) -> bool:
@@ -271,7 +261,7 @@ class Holding:
             self._scatter(path, weights)
             presence.remove_assets(self.disk, self.places, held.version, to)
             self.held = after
-            self.show()
+            self._show(held.version.assets)
         self.logs.append(path)
         self.log_bytes += writer.nbytes
         self.unsettled = False
@@ -313,7 +303,7 @@ class Holding:
             presence.hide(self.disk, self.places)
             if before is not None:
                 presence.remove_assets(self.disk, self.places, before.version, state.version)
-            self.show()
+            self._show()
         self.suspect = False
         if not self.copies:
             self.disk.rename(self.places.pending, self.places.checkpoint)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from rollout_agent.disk import Disk, write_file
@@ -25,12 +26,25 @@ def hide(disk: Disk, places: Places) -> None:
             disk.rename(places.model / name, places.hidden / name)
 
 
-def show(disk: Disk, places: Places, version: Version, index: bytes, *, run: str, run_id: str) -> None:
-    """Bring it back for ``version``: assets, config, index, then the mark. ``DamagedFiles`` if an asset is missing."""
-    lost = missing_assets(disk, places, version.assets)
+def show(
+    disk: Disk,
+    places: Places,
+    version: Version,
+    index: bytes,
+    *,
+    run: str,
+    run_id: str,
+    before: tuple[Asset, ...] = (),
+) -> None:
+    """Bring it back for ``version``: assets, config, index, then the mark. ``DamagedFiles`` if an asset is missing.
+
+    Assets that were in place ``before`` and did not change are not looked at again: tokenizers can be large.
+    """
+    assets = [asset for asset in version.assets if asset not in before or asset.name in HIDDEN]
+    lost = missing_assets(disk, places, assets)
     if lost:
         raise DamagedFiles(f"the copy of {lost[0].name} in {places.state} is missing or damaged")
-    for asset in sorted(version.assets, key=lambda a: a.name == CONFIG):
+    for asset in sorted(assets, key=lambda a: a.name == CONFIG):
         _place(disk, places, asset.name, _kept(disk, places, asset) or b"")
     _place(disk, places, INDEX, index)
     whole = Whole(run=run, run_id=run_id, position=version.position, step=version.step, boot_id=disk.boot_id())
@@ -44,7 +58,7 @@ def misplaced(disk: Disk, places: Places, version: Version, index: bytes) -> lis
     return [name for name, (size, sha256) in expected.items() if not _has(disk, places.model / name, size, sha256)]
 
 
-def missing_assets(disk: Disk, places: Places, assets: tuple[Asset, ...]) -> list[Asset]:
+def missing_assets(disk: Disk, places: Places, assets: Iterable[Asset]) -> list[Asset]:
     """Assets whose own copy in the state directory is not there or is damaged."""
     return [asset for asset in assets if not _has(disk, places.asset(asset.sha256), asset.size, asset.sha256)]
 

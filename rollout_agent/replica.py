@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from rollout_agent.disk import Disk, LocalDisk
 from rollout_agent.errors import DamagedFiles, DamagedObject, NotWhole, Rewind
 from rollout_agent.filetable import FILE_BYTES
-from rollout_agent.holding import Damage, Holding
+from rollout_agent.holding import Holding
 from rollout_agent.places import Places
 from rollout_agent.settled import in_thread
 from rollout_agent.source import Source
@@ -22,6 +22,7 @@ from rollout_agent.state import Serving, load, save
 from rollout_agent.statedir import Held
 from rollout_agent.updating import Updater
 from rollout_agent.views import open_views
+from rollout_agent.weights import Damage
 from weight_store.errors import DigestMismatch, ObjectNotFound
 from weight_store.head import Head
 from weight_store.opening import open_store

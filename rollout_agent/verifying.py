@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from rollout_agent import gate, presence
 from rollout_agent.disk import LocalDisk
 from rollout_agent.errors import NotWhole, WrongRun
-from rollout_agent.holding import Damage
 from rollout_agent.places import Places
 from rollout_agent.source import LoadedHop, Source
 from rollout_agent.state import State, Whole, kept_names, load, table_of
 from rollout_agent.statedir import Held, StateDir
-from rollout_agent.weights import Weights, digests
+from rollout_agent.weights import Damage, Weights, find_damage
 from weight_store.chain import Hop, plan_chain
 from weight_store.keys import shard_key
 from weight_store.position import Position
@@ -100,10 +99,7 @@ def _compare(places: Places, whole: Whole, state: State, held: Held) -> Verdict:
     weights = Weights(disk, places.model, table, writable=False)
     try:
         with ThreadPoolExecutor() as pool:
-            found = digests(weights, held.groups, pool)
-            damage = tuple(
-                Damage(group, want, got) for (group, got), want in zip(found, held.digests, strict=True) if want != got
-            )
+            damage = find_damage(weights, held.groups, held.digests, pool)
         misplaced = tuple(presence.misplaced(disk, places, held.version, table.index))
     finally:
         weights.close()

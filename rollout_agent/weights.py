@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,22 @@ from rollout_agent.errors import DamagedFiles
 from rollout_agent.filetable import FileTable
 from rollout_agent.segments import Segment
 from weight_store.layout import Group, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A group whose bytes are not what its digest says."""
+
+    group: Group
+    expected: bytes
+    found: bytes
+
+    def __str__(self) -> str:
+        first, last = self.group.pieces[0], self.group.pieces[-1]
+        return (
+            f"group {self.group.index} ({first.tensor.name} {first.box} to {last.tensor.name} {last.box}) has digest "
+            f"{self.found.hex()}, expected {self.expected.hex()}"
+        )
 
 
 def misfits(disk: Disk, directory: Path, table: FileTable) -> list[str]:
@@ -96,3 +113,11 @@ def digests(weights: Weights, groups: Iterable[Group], pool: Executor) -> Iterat
     """Digest of each group's present bytes, in order, computed on all threads of ``pool``."""
     items = tuple(groups)
     yield from zip(items, pool.map(weights.digest, items), strict=True)
+
+
+def find_damage(
+    weights: Weights, groups: Sequence[Group], expected: Sequence[bytes], pool: Executor
+) -> tuple[Damage, ...]:
+    """The groups whose present bytes do not have the digests ``expected``, one for each group."""
+    pairs = zip(digests(weights, groups, pool), expected, strict=True)
+    return tuple(Damage(group, want, found) for (group, found), want in pairs if want != found)

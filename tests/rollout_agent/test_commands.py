@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,31 @@ import pytest
 
 from tests.rollout_agent.training import Training
 from weight_store.local import LocalStore
+from weightcast import cli
 
 ROOT = Path(__file__).parents[2]
 ReadDir = Callable[[Path], dict[str, bytes]]
 
 
-def weightcast(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "weightcast", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, **options)
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def weightcast(*arguments: object) -> Done:
+    """What the command line does with these arguments, in this process: importing everything anew takes seconds."""
+    stdout, stderr, argv, status = io.StringIO(), io.StringIO(), sys.argv, 0
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            sys.argv = ["weightcast", *map(str, arguments)]
+            cli.main()
+        except SystemExit as stop:
+            status = int(stop.code or 0)
+        finally:
+            sys.argv = argv
+    return Done(status, stdout.getvalue(), stderr.getvalue())
 
 
 @contextmanager

@@ -36,6 +36,21 @@ from coordinator.server import ServerOptions, run
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write the address here once requests are answered; removed at the end.",
 )
+@click.option(
+    "--token-file",
+    envvar="WEIGHTCAST_TOKENS",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Hashes of the tokens to admit, from 'weightcast token new'; may be left out on 127.0.0.1 only.",
+)
+@click.option("--tls-cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate and its chain (PEM).")
+@click.option("--tls-key", type=click.Path(dir_okay=False, path_type=Path), help="Its private key (PEM).")
+@click.option(
+    "--max-connections",
+    default=20_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="More are answered with HTTP 503; each agent holds one or two.",
+)
 @click.option("--access-log", is_flag=True, help="Log every request.")
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(
@@ -45,6 +60,10 @@ def command(
     expire_after_s: float,
     poll_s: float,
     ready_file: Path | None,
+    token_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    max_connections: int,
     access_log: bool,
     verbose: bool,
 ) -> None:
@@ -52,6 +71,9 @@ def command(
 
     Prints "listening on http://HOST:PORT" once it answers; logs go to stderr. Stop it with Ctrl-C or SIGTERM. Any
     number of coordinators may serve one bucket. Credentials come from the AWS environment, never from the URL.
+
+    On any address but this machine's own it takes --token-file: requests then need a token with the right scope. The
+    file is read again when it changes.
     """
     logging.basicConfig(
         level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -59,5 +81,16 @@ def command(
     for chatty in ("botocore", "aiobotocore", "urllib3", "uvicorn.error", "httpx"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     settings = Settings(expire_after_s=expire_after_s, poll_s=poll_s)
-    options = ServerOptions(store_url, host, port, settings, ready_file, access_log)
+    options = ServerOptions(
+        store_url,
+        host,
+        port,
+        settings,
+        ready_file,
+        access_log,
+        token_file=token_file,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_connections=max_connections,
+    )
     run(options, lambda url: click.echo(f"listening on {url}"))

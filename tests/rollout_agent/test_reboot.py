@@ -1,0 +1,74 @@
+"""A model directory in memory, on the machine's own tmpfs, comes back from checkpoint and logs without the store."""
+
+# ruff: noqa: ASYNC240 - a test has its event loop to itself
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollout_agent.disk import LocalDisk
+from rollout_agent.replica import Replica
+from tests.rollout_agent.training import Training
+from weight_store.errors import StoreUnavailable
+from weight_store.memory import MemoryStore
+
+ReadDir = Callable[[Path], dict[str, bytes]]
+
+
+class Down(MemoryStore):
+    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
+        raise StoreUnavailable("down", key=key)
+
+
+@pytest.fixture
+def memory_dir() -> Iterator[Path]:
+    """A directory on tmpfs, as /dev/shm is everywhere."""
+    path = Path(tempfile.mkdtemp(prefix="weightcast-test-", dir="/dev/shm"))
+    try:
+        if not LocalDisk().is_volatile(path):
+            pytest.skip("/dev/shm is no tmpfs here")
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("checkpoints", [1, 2])
+async def test_weights_come_back_after_a_reboot(
+    training: Training, memory_dir: Path, tmp_path: Path, read_dir: ReadDir, checkpoints: int
+) -> None:
+    model, state = memory_dir / "model", tmp_path / "state"
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=model, state_dir=state, store=training.store) as replica:
+        await replica.catch_up()
+        await replica.checkpoint()
+        for number in range(3):
+            training.step(0.01)
+            await training.publish()
+            await replica.catch_up()
+            await replica.checkpoint(force=number < checkpoints - 1)
+    shutil.rmtree(model)
+    async with await Replica.open(run="tiny", model_dir=model, state_dir=state, store=Down()) as replica:
+        assert replica.position == training.position
+        assert read_dir(model) == training.tensors(4)
+    shutil.rmtree(model)
+    async with await Replica.open(run="tiny", model_dir=model, state_dir=state, store=training.store) as replica:
+        training.step(0.01)
+        await training.publish()
+        await replica.catch_up()
+        assert replica.fetched_bytes < training.manifests[1].payload_bytes / 2
+    assert read_dir(model) == training.tensors(5)
+
+
+async def test_a_disk_keeps_its_weights_itself(training: Training, tmp_path: Path) -> None:
+    if LocalDisk().is_volatile(tmp_path):
+        pytest.skip("temporary files are on tmpfs here")
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path / "m", store=training.store) as replica:
+        await replica.catch_up()
+        await replica.checkpoint(force=True)
+    assert not list(tmp_path.rglob("checkpoint-*"))
