@@ -97,21 +97,17 @@ class Worker:
         )
 
     async def _take_term(self) -> TermAnswer:
-        first = self.config.rank == 0
-        if first and self._seen_term is None:
-            self._seen_term = await self._current_term()
-        request = TermRequest(
-            launch=self.config.launch,
-            takeover=first,
-            expected_term=self._seen_term,
-            wait_s=0 if first else TERM_WAIT_S,
-        )
-        return await self.coordinator.takeover(self.config.run, request)
+        run, launch = self.config.run, self.config.launch
+        if self.config.rank != 0:
+            return await self.coordinator.takeover(run, TermRequest(launch=launch, takeover=False, wait_s=TERM_WAIT_S))
+        if self._seen_term is None:
+            self._seen_term = await self._look_at_term()
+        # From the term seen first, however often this is repeated: a launch that was quicker keeps the run.
+        return await self.coordinator.takeover(run, TermRequest(launch=launch, expected_term=self._seen_term))
 
-    async def _current_term(self) -> int:
-        """The term to take the run over from, looked at once: if it has grown when we ask again, we were too slow."""
+    async def _look_at_term(self) -> int:
         try:
-            return (await self.coordinator.head(self.config.run)).term
+            return (await self.coordinator.run(self.config.run)).term
         except UnknownRun:
             return 0
 

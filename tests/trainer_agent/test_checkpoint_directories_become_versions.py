@@ -7,16 +7,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from trainer_agent.checkpoint import open_checkpoint
 from trainer_agent.errors import InvalidPieces
 from trainer_agent.watching import Found, already_sealed, next_to_publish, scan, step_of
+from weightcast.cli import cli, main
 
 WEIGHTCAST = [sys.executable, "-c", "from weightcast.cli import main; main()"]
 
@@ -51,66 +53,60 @@ def arguments(service: object) -> list[str]:
     return ["--run", "r", "--store", service.store_url, "--coordinator", service.url]
 
 
-def test_publish_makes_one_version_and_the_next_is_a_delta(s3_service, tmp_path, check_same) -> None:
-    for step in (5, 6):
-        directory = write_checkpoint(tmp_path / f"checkpoint-{step}", step)
-        command = [*WEIGHTCAST, "publish", str(directory), "--step", str(step), *arguments(s3_service)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        assert f"version {step - 4} (step {step}) sealed" in done.stdout
-    found = s3_service.read("r")
-    check_same(found.tensors, tensors(6))
-    assert found.manifest.full_version == 1
-    assert [asset.name for asset in found.manifest.assets] == ["config.json"]
-
-
-def test_publish_names_what_is_wrong_with_a_directory(tmp_path) -> None:
-    (tmp_path / "notes.txt").touch()
-    command = [*WEIGHTCAST, "publish", str(tmp_path), "--step", "0", "--run", "r", "--store", "file:///nowhere"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
-    assert done.stderr == f"weightcast: {tmp_path} holds no safetensors files\n"
+def publish(service: object, directory: Path, step: int) -> str:
+    """Run ``weightcast publish`` (in this process: importing torch again would be most of the test)."""
+    done = CliRunner().invoke(cli, ["publish", str(directory), "--step", str(step), *arguments(service)])
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 @pytest.fixture
-def watch(s3_service, tmp_path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
-    """``watch()`` starts the watcher on ``tmp_path/run``, with the marker STABLE."""
-    started: list[subprocess.Popen[str]] = []
-    (tmp_path / "run").mkdir()
-
-    def start() -> subprocess.Popen[str]:
-        command = [*WEIGHTCAST, "trainer", "--watch", str(tmp_path / "run"), "--marker", "STABLE", "--poll", "0.05"]
-        process = subprocess.Popen([*command, *arguments(s3_service)], stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
+def watch(s3_service, tmp_path) -> Iterator[subprocess.Popen[str]]:
+    """The watcher on ``tmp_path/run``, with the marker STABLE."""
+    command = [*WEIGHTCAST, "trainer", "--watch", str(tmp_path / "run"), "--marker", "STABLE", "--poll", "0.05"]
+    with subprocess.Popen([*command, *arguments(s3_service)], stdout=subprocess.PIPE, text=True) as process:
+        yield process
         process.kill()
-        process.wait()
-        process.stdout.close()
 
 
-def test_a_watcher_publishes_in_order_and_goes_on_where_it_was_stopped(s3_service, watch, tmp_path, check_same) -> None:
-    run = tmp_path / "run"
-    for step in (2, 10):
-        (write_checkpoint(run / f"step_{step}", step) / "STABLE").touch()
-    unfinished = write_checkpoint(run / "step_11", 11)
-    watcher = watch()
-    assert "0 checkpoints are published already" in watcher.stdout.readline()
-    assert "version 1 (step 2) sealed" in watcher.stdout.readline()
-    assert "version 2 (step 10) sealed" in watcher.stdout.readline()
-    watcher.send_signal(signal.SIGTERM)
-    assert watcher.wait(60) == 0
+@pytest.fixture
+def published_by_hand(s3_service, tmp_path, check_same) -> None:
+    """Steps 2 and 5 as versions 1 and 2, the second a delta; in the watched directory there are more."""
+    for version, step in ((1, 2), (2, 5)):
+        directory = write_checkpoint(tmp_path / "run" / f"step_{step}", step)
+        (directory / "STABLE").touch()
+        assert f"version {version} (step {step}) sealed" in publish(s3_service, directory, step)
+    found = s3_service.read("r")
+    check_same(found.tensors, tensors(5))
+    assert found.manifest.full_version == 1
+    assert [asset.name for asset in found.manifest.assets] == ["config.json"]
+    for step in (10, 9):
+        (write_checkpoint(tmp_path / "run" / f"step_{step}", step) / "STABLE").touch()
+
+
+def test_a_watcher_goes_on_after_what_is_sealed_in_order_and_ends_when_told(
+    s3_service, published_by_hand, watch, tmp_path, check_same
+) -> None:
+    unfinished = write_checkpoint(tmp_path / "run" / "step_11", 11)
+    assert "2 checkpoints are published already" in watch.stdout.readline()
+    assert "version 3 (step 9) sealed" in watch.stdout.readline()
+    assert "version 4 (step 10) sealed" in watch.stdout.readline()
     (unfinished / "STABLE").touch()
-    watcher = watch()
-    assert "2 checkpoints are published already" in watcher.stdout.readline()
-    assert "version 3 (step 11) sealed" in watcher.stdout.readline()
+    assert "version 5 (step 11) sealed" in watch.stdout.readline()
     found = s3_service.read("r")
     check_same(found.tensors, tensors(11))
     assert found.manifest.full_version == 1
-    watcher.send_signal(signal.SIGTERM)
-    assert watcher.wait(60) == 0
+    watch.send_signal(signal.SIGTERM)
+    assert watch.wait(60) == 0
+
+
+def test_publish_names_what_is_wrong_with_a_directory(tmp_path, monkeypatch, capsys) -> None:
+    command = ["weightcast", "publish", str(tmp_path), "--step", "0", "--run", "r", "--store", "file:///nowhere"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"weightcast: {tmp_path} holds no safetensors files\n"
 
 
 @pytest.mark.parametrize(
