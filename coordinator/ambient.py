@@ -7,8 +7,10 @@ import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from coordinator.fleet import Room
 
 
 def _nonce() -> str:
@@ -37,11 +39,15 @@ class Ambient:
 class Settings:
     """``expire_after_s``: age at which an undecided version is given up. ``poll_s``: how often the bucket is looked
     at for what other coordinators, or lost reports, have left there; ``idle_poll_s`` for runs that nobody asks about.
+
+    The rest bounds what clients can make the coordinator do: ``room`` for agents (about 2 KB each), event streams, and
+    how many receipts that nobody reported are looked for at once.
     """
 
     expire_after_s: float = 120.0
     poll_s: float = 1.0
     idle_poll_s: float = 60.0
     keep_alive_s: float = 15.0
-    max_agents: int = 50_000
+    room: Room = field(default_factory=Room)
+    max_streams: int = 2_000
     max_probes: int = 64

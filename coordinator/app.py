@@ -11,20 +11,35 @@ from fastapi import FastAPI
 
 from coordinator import problems
 from coordinator.ambient import Ambient, Settings
+from coordinator.guard import Guard
+from coordinator.limits import BodyLimit
 from coordinator.routes import fleets, health, page, readers, trainers
 from coordinator.service import Coordinator
+from coordinator.tokens import TokenFile
 from weight_store.store import Store
 
 _DESCRIPTION = """
 Seals the versions that trainer ranks publish and announces them to rollout agents. The object store is the only durable
 truth: any number of coordinators may serve one bucket, and one that starts empty recovers everything from it.
 
-Errors are problem bodies (RFC 9457) with a stable `code` and a sentence in `detail` that says what to do.
+Errors are problem bodies (RFC 9457) with a stable `code` and a sentence in `detail` that says what to do. Unless it
+serves its own machine alone, the coordinator wants a token (`Authorization: Bearer ...`) with the scope of the route.
 """
 
 
-def create_app(store: Store, *, settings: Settings | None = None, ambient: Ambient | None = None) -> FastAPI:
-    """Return the application for one bucket. The caller closes ``store``; the tending loop runs with the lifespan."""
+def create_app(
+    store: Store,
+    *,
+    settings: Settings | None = None,
+    ambient: Ambient | None = None,
+    tokens: TokenFile | None = None,
+    local_only: bool = False,
+) -> FastAPI:
+    """Return the application for one bucket. The caller closes ``store``; the tending loop runs with the lifespan.
+
+    With ``tokens`` every route takes the scope that access.py gives it. Without, everybody who gets through to it may
+    do everything; ``local_only`` then refuses what was not addressed to this machine.
+    """
     coordinator = Coordinator(store, settings=settings, ambient=ambient)
 
     @contextlib.asynccontextmanager
@@ -47,6 +62,9 @@ def create_app(store: Store, *, settings: Settings | None = None, ambient: Ambie
     )
     app.state.coordinator = coordinator
     problems.install(app)
+    app.add_middleware(BodyLimit)
+    if tokens is not None or local_only:
+        app.add_middleware(Guard, tokens=tokens)
     for module in (trainers, readers, fleets, health, page):
         app.include_router(module.router)
     return app

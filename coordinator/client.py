@@ -5,7 +5,7 @@ Imports none of the server, so that agents need no web framework.
 
 from __future__ import annotations
 
-import ipaddress
+import logging
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -15,7 +15,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from coordinator.access import is_loopback
 from coordinator.backoff import Backoff, retrying
+from coordinator.credentials import Credentials
 from coordinator.errors import BadRequest, CoordinatorError, CoordinatorUnreachable, error_for
 from coordinator.wire import (
     AgentAnswer,
@@ -35,9 +37,11 @@ from coordinator.wire import (
     WaitAnswer,
 )
 
-__all__ = ["Backoff", "CoordinatorClient", "Event", "retrying"]
+__all__ = ["Backoff", "CoordinatorClient", "Credentials", "Event", "retrying"]
 
 A = TypeVar("A")
+logger = logging.getLogger(__name__)
+
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_EVENT_BYTES = 1 << 20
 _CONNECT_S = 5.0
@@ -61,6 +65,7 @@ class CoordinatorClient:
     ``CoordinatorUnreachable`` when there is no proper answer. Use it as an async context manager, or call
     :meth:`close`. ``transport`` replaces the network (tests pass ``httpx.ASGITransport``); ``timeout_s`` is how long
     an answer may take beyond the ``wait_s`` asked for. ``headers`` are sent along, for proxies that want them.
+    ``credentials`` are a token and whom TLS trusts; left out, they come from the environment.
     """
 
     def __init__(
@@ -70,14 +75,25 @@ class CoordinatorClient:
         *,
         timeout_s: float = 30.0,
         headers: dict[str, str] | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         url = _checked_url(base_url)
         self._base = str(url).rstrip("/")
         self._timeout_s = timeout_s
         # A proxy from the environment cannot reach this machine's own loopback, nor what a test passes as transport.
-        trust_env = transport is None and not _loopback(url.host)
+        trust_env = transport is None and not is_loopback(url.host)
+        credentials = credentials or Credentials.from_environment()
+        auth = credentials.auth()
+        if auth is not None and url.scheme == "http" and trust_env:
+            logger.warning("the token goes to %s readable for everybody on the way: use https", url.host)
         self._http = httpx.AsyncClient(
-            transport=transport, headers=headers, trust_env=trust_env, follow_redirects=False
+            transport=transport,
+            headers=headers,
+            auth=auth,
+            verify=credentials.verify(),
+            trust_env=trust_env,
+            # A redirection could carry the token elsewhere.
+            follow_redirects=False,
         )
 
     def __repr__(self) -> str:
@@ -306,12 +322,3 @@ def _checked_url(text: str) -> httpx.URL:
     if url.scheme not in ("http", "https") or not url.host or url.userinfo or url.query or url.fragment:
         raise BadRequest("the coordinator's address must look like http://host:port, without user, query or fragment")
     return url
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

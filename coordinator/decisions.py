@@ -29,6 +29,7 @@ from coordinator.errors import (
     PublicationPassed,
     UnknownTerm,
     VersionUndecided,
+    WrongRun,
 )
 from coordinator.wire import OpenRequest
 from weight_store.errors import FormatError
@@ -181,12 +182,17 @@ def _check_owner(head: Head, slot: Slot) -> None:
             )
 
 
-def take_over(view: View | None, launch: str, run_id: str, write_id: str) -> Step:
+def take_over(view: View | None, launch: str, run_id: str, write_id: str, expected_term: int | None = None) -> Step:
     """Give the run to ``launch``, once. A manifest of the term that ends is finished first, so that it counts.
 
-    ``Fenced`` if the launch had the run and lost it.
+    ``expected_term``: take it from this term (0: create it) or not at all; None: from whichever there is. ``Fenced`` if
+    the launch had the run and lost it, or another one was quicker; ``WrongRun`` if the run it saw is gone.
     """
     if view is None:
+        if expected_term:
+            raise WrongRun(
+                f"the run that was in term {expected_term} is gone: start the training job anew to create it"
+            )
         return CreateHead(Head(run_id=run_id, term=1, launch=launch, position=GENESIS, write_id=write_id))
     head = view.head
     if head.launch == launch:
@@ -196,12 +202,27 @@ def take_over(view: View | None, launch: str, run_id: str, write_id: str) -> Ste
             f"launch {launch} lost the run to launch {head.launch} (term {head.term}) and cannot take it back; "
             "start the training job anew to take it over"
         )
+    if expected_term is not None:
+        _check_expected(head, launch, expected_term)
     pending = _finish(view, write_id)
     if pending is not None:
         return pending
     retired = (head.launch, *head.retired)[:MAX_RETIRED]
     update = {"term": head.term + 1, "launch": launch, "retired": retired, "write_id": write_id}
     return ReplaceHead(head.model_copy(update=update))
+
+
+def _check_expected(head: Head, launch: str, expected_term: int) -> None:
+    if head.term > expected_term:
+        raise Fenced(
+            f"launch {head.launch} took the run over (term {head.term}) after launch {launch} had seen it in term "
+            f"{expected_term}, and keeps it; start the training job anew to take it over"
+        )
+    if head.term < expected_term:
+        raise WrongRun(
+            f"the run that was in term {expected_term} was replaced by another one of its name, now in term "
+            f"{head.term}: start the training job anew to take that one over"
+        )
 
 
 def check_term(head: Head, term: int) -> None:

@@ -9,6 +9,7 @@
     │   ├── VersionUndecided           an earlier publication must be decided first
     │   ├── TermPending                rank 0 of this launch has not taken the run over yet
     │   ├── ReceiptMissing             the reported receipt is not in the bucket
+    │   ├── TooSlow                    the body did not come in time
     │   └── TooBusy                    writers keep interfering, or too many agents report
     ├── Fenced                         a newer launch owns the run: this trainer stops publishing for good
     ├── Refused                        the request is at fault: change it
@@ -16,6 +17,9 @@
     │   ├── BodyTooLarge               the body is larger than any request needs to be
     │   ├── UnknownRoute               no such address
     │   ├── MethodNotAllowed           the address exists, the method does not
+    │   ├── TokenRequired              no token, or one that is not known (any more)
+    │   ├── ScopeMissing               the token is known, but not for this
+    │   ├── WrongHost                  a coordinator without tokens was asked under another name than this machine's
     │   ├── UnknownRun                 no such run in the bucket
     │   ├── UnknownTerm                the run never had this term
     │   ├── UnknownVersion             no such version (any more)
@@ -27,7 +31,8 @@
     └── Broken                         a person must act
         ├── BucketRefused              permission, credentials or bucket of the coordinator
         ├── BucketDamaged              an object of the bucket is not what its key promises
-        ├── CannotListen               the address is taken, or not of this machine (at start, never over HTTP)
+        ├── CannotListen               address, certificate or missing tokens keep it from starting (never over HTTP)
+        ├── TokenFileRefused           a file of tokens, or of a token, cannot be used (never over HTTP)
         └── InternalFault              a defect in the coordinator; its log has the traceback
 
 Every class has a stable ``code`` (append only) and the HTTP ``status`` under which it travels. The client raises the
@@ -92,6 +97,13 @@ class TooBusy(TryAgain):
     code = "too-busy"
 
 
+class TooSlow(TryAgain):
+    """The body did not come in time."""
+
+    code = "too-slow"
+    status = 408
+
+
 class Fenced(CoordinatorError):
     """The term is over: another launch took the run."""
 
@@ -132,6 +144,27 @@ class MethodNotAllowed(Refused):
 
     code = "method-not-allowed"
     status = 405
+
+
+class TokenRequired(Refused):
+    """The route takes a token, and the request has none that the coordinator knows."""
+
+    code = "token-required"
+    status = 401
+
+
+class ScopeMissing(Refused):
+    """The token is known, but has no scope that this takes."""
+
+    code = "scope-missing"
+    status = 403
+
+
+class WrongHost(Refused):
+    """A coordinator without tokens answers only requests that name its own machine as their host."""
+
+    code = "wrong-host"
+    status = 421
 
 
 class UnknownRun(Refused):
@@ -209,9 +242,15 @@ class BucketDamaged(Broken):
 
 
 class CannotListen(Broken):
-    """The coordinator cannot start on this address."""
+    """The coordinator cannot start on this address, or not safely."""
 
     code = "cannot-listen"
+
+
+class TokenFileRefused(Broken):
+    """A file of tokens, or of one token or certificate, is missing, malformed or open to others."""
+
+    code = "token-file"
 
 
 class InternalFault(Broken):

@@ -6,10 +6,12 @@ Heartbeats live in memory only: a coordinator that restarts knows its fleet agai
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from coordinator.errors import TooBusy
 from coordinator.wire import AgentAnswer, AgentReport, RegionAnswer, RegionVersion
 from weight_store.control import Control
 from weight_store.position import Position
@@ -43,6 +45,61 @@ class Agent:
 
 def _version(position: Position | None) -> int:
     return position.version if position else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What clients can make us hold at most: agents of all runs, of one region, and regions of a run."""
+
+    agents: int = 50_000
+    region_agents: int = 10_000
+    regions: int = 256
+
+
+class Fleet:
+    """The agents of one run, by region and id."""
+
+    def __init__(self) -> None:
+        self._agents: dict[tuple[str, str], Agent] = {}
+        self._sizes: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def values(self) -> Iterable[Agent]:
+        """All agents, dead ones included until :meth:`drop_dead`."""
+        return self._agents.values()
+
+    def get(self, region: str, agent_id: str) -> Agent | None:
+        """The last heartbeat of an agent, or None."""
+        return self._agents.get((region, agent_id))
+
+    def put(self, agent: Agent) -> None:
+        """Take note of a heartbeat."""
+        key = (agent.region, agent.id)
+        if key not in self._agents:
+            self._sizes[agent.region] += 1
+        self._agents[key] = agent
+
+    def drop_dead(self, now_s: float) -> bool:
+        """Forget agents that are silent for longer than their time to live; True if there were any."""
+        live = {key: agent for key, agent in self._agents.items() if agent.alive(now_s)}
+        dropped = len(live) != len(self._agents)
+        if dropped:
+            self._agents, self._sizes = live, Counter(region for region, _ in live)
+        return dropped
+
+    def check_room(self, region: str, everywhere: int, room: Room) -> None:
+        """``TooBusy`` if there is no room for one more agent in ``region``; ``everywhere``: agents of all runs."""
+        if everywhere >= room.agents:
+            raise TooBusy(f"{everywhere} agents report to this coordinator already: no more are counted")
+        if self._sizes[region] >= room.region_agents:
+            raise TooBusy(
+                f"{self._sizes[region]} agents report from region {region} already: no more are counted; give an "
+                "agent that restarts the id that it had"
+            )
+        if region not in self._sizes and len(self._sizes) >= room.regions:
+            raise TooBusy(f"{len(self._sizes)} regions report already: {region} is not counted")
 
 
 def by_region(agents: Iterable[Agent], now_s: float) -> dict[str, list[Agent]]:

@@ -10,7 +10,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.errors import (
     BadRequest,
@@ -23,6 +22,7 @@ from coordinator.errors import (
     LayoutRefused,
     MethodNotAllowed,
     TooBusy,
+    TooSlow,
     TryAgain,
     UnknownRoute,
 )
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 MAX_BODY_BYTES = 64 << 10
 """The largest real request (an agent's heartbeat) has about 2 KB."""
+BODY_TIMEOUT_S = 20.0
+"""A body of that size takes longer than this only from somebody who wants it to."""
 
 _KINDS: tuple[tuple[type[WeightStoreError], type[CoordinatorError]], ...] = (
     (StoreUnavailable, BucketUnavailable),
@@ -89,7 +91,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(Exception, _on_defect)
-    app.add_middleware(BodyLimit)
 
 
 async def _on_coordinator_error(request: Request, error: Exception) -> JSONResponse:
@@ -123,7 +124,9 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     if error.status_code == HTTPStatus.NOT_FOUND:
         return problem_response(UnknownRoute(f"there is nothing at {path}: the API is described at /docs"))
     if error.status_code == BodyTooLarge.status:
-        return problem_response(_too_large())
+        return problem_response(too_large())
+    if error.status_code == TooSlow.status:
+        return problem_response(_too_slow(), {"Connection": "close"})
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return problem_response(
@@ -137,34 +140,10 @@ async def _on_defect(request: Request, error: Exception) -> JSONResponse:
     return problem_response(InternalFault("the coordinator has a defect here; its log has the details"))
 
 
-class BodyLimit:
-    """ASGI middleware that refuses bodies above ``MAX_BODY_BYTES``, announced or not."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with a counting ``receive``."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        announced = dict(scope["headers"]).get(b"content-length", b"0")
-        if not announced.isdigit() or int(announced) > MAX_BODY_BYTES:
-            await problem_response(_too_large())(scope, receive, send)
-            return
-        seen = 0
-
-        async def counting() -> Message:
-            nonlocal seen
-            message = await receive()
-            seen += len(message.get("body", b""))
-            if seen > MAX_BODY_BYTES:
-                # FastAPI lets this pass; any other exception would become a complaint about JSON.
-                raise HTTPException(BodyTooLarge.status)
-            return message
-
-        await self._app(scope, counting, send)
-
-
-def _too_large() -> BodyTooLarge:
+def too_large() -> BodyTooLarge:
+    """What a body that is too large is answered with."""
     return BodyTooLarge(f"the body has more than {MAX_BODY_BYTES} bytes; no request of this API is that large")
+
+
+def _too_slow() -> TooSlow:
+    return TooSlow(f"the body did not come within {BODY_TIMEOUT_S:g} s: send it at once")

@@ -44,12 +44,25 @@ class Registry:
             except FormatError as error:
                 raise BadRequest(str(error)) from None
             if len(self._runs) >= MAX_RUNS:
+                self._drop_absent()
+            if len(self._runs) >= MAX_RUNS:
                 raise TooBusy(f"this coordinator tends {MAX_RUNS} runs already: use another prefix for new ones")
             run = Run(name, self._store, self._ambient, self._settings)
             if self.closed:
                 run.close()
             self._runs[name] = (run, History(run))
         return self._runs[name]
+
+    def _drop_absent(self) -> None:
+        """Forget names that somebody asked for and the bucket does not have."""
+        for name, (run, _) in list(self._runs.items()):
+            if run.idle:
+                del self._runs[name]
+
+    @property
+    def agents(self) -> int:
+        """Agents of all runs, as far as they are not known to be gone."""
+        return sum(len(run.agents) for run, _ in self._runs.values())
 
     async def listed(self) -> list[str]:
         """Return the names of all runs of the bucket, in order. The one LIST there is; no decision rests on it."""

@@ -28,7 +28,7 @@ from coordinator.decisions import (
     View,
 )
 from coordinator.errors import BadRequest, ReceiptMissing, TooBusy, UnknownRun
-from coordinator.fleet import Agent
+from coordinator.fleet import Fleet
 from coordinator.layouts import Collecting, check_layout
 from coordinator.waking import Broadcast, Shared
 from coordinator.wire import OpenRequest, ReceiptReport
@@ -87,7 +87,7 @@ class Run:
         self.bucket = RunBucket(store, name, ambient)
         self.changed = Broadcast()
         self.stirred = Broadcast()
-        self.agents: dict[tuple[str, str], Agent] = {}
+        self.agents = Fleet()
         self.view: View | None = None
         self._ambient = ambient
         self._settings = settings
@@ -145,7 +145,7 @@ class Run:
     def _forget(self) -> None:
         self._times, self._tray = Recent(1024), None
         self._collecting, self._approved = Recent(4), Recent(16)
-        self.agents.clear()
+        self.agents = Fleet()
 
     def _note(self, version: int, *, opened_s: float | None = None, sealed_s: float | None = None) -> None:
         times = self.times(version)
@@ -194,13 +194,14 @@ class Run:
 
     # Deciding
 
-    async def take_over(self, launch: str) -> Head:
-        """Make ``launch`` the owner of the run, creating it if need be; idempotent."""
+    async def take_over(self, launch: str, expected_term: int | None = None) -> Head:
+        """Make ``launch`` the owner of the run, creating it if need be; idempotent. See ``decisions.take_over``."""
         run_id = self._ambient.run_id()
         async with self._lock:
             for _ in range(_ROUNDS):
                 found = await self._read()
-                step = decisions.take_over(found[0] if found else None, launch, run_id, self._ambient.nonce())
+                view, nonce = found[0] if found else None, self._ambient.nonce()
+                step = decisions.take_over(view, launch, run_id, nonce, expected_term)
                 if found and isinstance(step, Done):
                     return found[0].head
                 await self._write(step, found[1] if found else "")
@@ -364,11 +365,7 @@ class Run:
     async def tend(self) -> None:
         """Do for the run what nobody may ask for any more: decide, expire, finish the head, forget dead agents."""
         self._tended_s = self._ambient.clock()
-        before = len(self.agents)
-        for key, agent in list(self.agents.items()):
-            if not agent.alive(self._tended_s):
-                del self.agents[key]
-        if len(self.agents) != before:
+        if self.agents.drop_dead(self._tended_s):
             self.stirred.notify()
         await self.settle()
 

@@ -6,17 +6,23 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
+from coordinator.access import is_loopback
 from coordinator.ambient import Settings
 from coordinator.app import create_app
 from coordinator.errors import CannotListen
+from coordinator.protocol import BoundedProtocol
+from coordinator.tokens import TokenFile
 from weight_store.errors import StoreUnavailable
 from weight_store.opening import check_reachable, open_store
 from weight_store.retry import RetryPolicy
@@ -27,11 +33,21 @@ logger = logging.getLogger(__name__)
 _STORE_POLICY = RetryPolicy(attempts=4, max_delay_s=2.0, budget_s=8.0)
 _GRACE_S = 10
 _BACKLOG = 2048
+_KEEP_ALIVE_S = 30
+"""Longer than httpx keeps an idle connection (5 s), so that it is the client that closes and no request is lost."""
+_MAX_HEADER_BYTES = 16 << 10
+_SPARE_FILES = 128
+"""Descriptors that are not clients' connections: those to the store, the log, the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where to listen and on which store. ``port`` 0 picks a free one; ``ready_file`` receives the address."""
+    """Where to listen and on which store. ``port`` 0 picks a free one; ``ready_file`` receives the address.
+
+    ``token_file`` may be left out only where ``host`` is this machine's own loopback. ``tls_cert`` and ``tls_key`` are
+    PEM files, the certificate followed by its chain. Connections above ``max_connections``, or what the process's
+    limit on open files allows, are answered with HTTP 503.
+    """
 
     store_url: str
     host: str = "127.0.0.1"
@@ -39,42 +55,104 @@ class ServerOptions:
     settings: Settings = field(default_factory=Settings)
     ready_file: Path | None = None
     access_log: bool = False
+    token_file: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    max_connections: int = 20_000
 
 
 def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; ``announce(url)`` is called once requests are answered.
 
-    Raises ``CannotListen``, or ``StoreRefused`` if the bucket cannot be used as it is. A store that does not answer
-    is waited for.
+    Raises ``CannotListen``, ``TokenFileRefused``, or ``StoreRefused`` if the bucket cannot be used as it is. A store
+    that does not answer is waited for.
     """
     asyncio.run(_serve(options, announce))
 
 
 async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
+    tokens = _tokens(options)
+    _check_tls(options)
     store = open_store(options.store_url, policy=_STORE_POLICY)
     try:
         try:
             await check_reachable(store)
         except StoreUnavailable as error:
             logger.warning("starting without the store, which does not answer: %s", error)
-        app = create_app(store, settings=options.settings)
+        app = create_app(store, settings=options.settings, tokens=tokens, local_only=tokens is None)
         with contextlib.closing(_listen(options.host, options.port)) as listener:
-            url = _url(options.host, listener.getsockname()[1])
-            config = uvicorn.Config(
-                app,
-                lifespan="on",
-                log_config=None,
-                access_log=options.access_log,
-                server_header=False,
-                timeout_graceful_shutdown=_GRACE_S,
-            )
-            server = _Server(config, app.state.coordinator.registry.stop_waiting)
+            url = _url(options, listener.getsockname()[1])
+            server = _Server(_config(options, app), app.state.coordinator.registry.stop_waiting)
             server.on_started = lambda: _tell(options, url, announce)
             await server.serve(sockets=[listener])
     finally:
         await store.close()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+
+
+def _config(options: ServerOptions, app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="on",
+        log_config=None,
+        access_log=options.access_log,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_S,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        # h11, because it bounds what it holds of a request's head; httptools does not.
+        http=BoundedProtocol,
+        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        ws="none",
+        limit_concurrency=_connections(options.max_connections),
+        # What a client says of itself in X-Forwarded-For is nobody's business here.
+        proxy_headers=False,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+    )
+
+
+def _tokens(options: ServerOptions) -> TokenFile | None:
+    if options.token_file is not None:
+        return TokenFile(options.token_file)
+    if not is_loopback(options.host):
+        raise CannotListen(
+            f"refusing to serve {options.host} without tokens, where everybody could seal versions: give --token-file "
+            "('weightcast token new --scope trainer --file FILE' makes one), or listen on 127.0.0.1"
+        )
+    return None
+
+
+def _check_tls(options: ServerOptions) -> None:
+    if (options.tls_cert is None) != (options.tls_key is None):
+        raise CannotListen("TLS takes both --tls-cert and --tls-key")
+    if options.tls_cert is None:
+        if options.token_file is not None and not is_loopback(options.host):
+            logger.warning(
+                "tokens go over the network readable: give --tls-cert and --tls-key, unless a proxy before us does TLS"
+            )
+        return
+    try:
+        # Empty, not absent: without a password OpenSSL would ask for one on the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key, password="")
+    except OSError as error:  # SSLError is one
+        what = error.strerror or type(error).__name__
+        raise CannotListen(
+            f"the certificate {options.tls_cert} and key {options.tls_key} cannot be used: {what}"
+        ) from None
+
+
+def _connections(wanted: int) -> int:
+    """How many connections to accept: as many as wanted, if the process may open that many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted + _SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        soft = allowed if hard == resource.RLIM_INFINITY else min(allowed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return wanted
+    logger.warning("at most %d connections: the limit on open files is %d (ulimit -n)", soft - _SPARE_FILES, soft)
+    return max(1, soft - _SPARE_FILES)
 
 
 class _Server(uvicorn.Server):
@@ -128,8 +206,10 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _url(options: ServerOptions, port: int) -> str:
+    scheme = "http" if options.tls_cert is None else "https"
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    return f"{scheme}://{host}:{port}"
 
 
 def _tell(options: ServerOptions, url: str, announce: Callable[[str], None]) -> None:

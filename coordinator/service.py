@@ -29,6 +29,7 @@ from coordinator.history import History
 from coordinator.layouts import Collecting
 from coordinator.registry import Registry
 from coordinator.runs import Run
+from coordinator.waking import Shared
 from coordinator.wire import (
     AgentAnswer,
     AgentReport,
@@ -64,6 +65,8 @@ class Coordinator:
         self._store = store
         self._ambient = ambient or Ambient()
         self.registry = Registry(store, self._ambient, self.settings)
+        self._streams = 0
+        self._answers = Shared(self._ask_store)
 
     def __repr__(self) -> str:
         return f"Coordinator({self._store!r}, {self.registry!r})"
@@ -77,7 +80,7 @@ class Coordinator:
         """Give the run to a launch (``takeover``), or wait until rank 0 of that launch has done so."""
         run, _ = self._run(name)
         if request.takeover:
-            head = await run.take_over(request.launch)
+            head = await run.take_over(request.launch, request.expected_term)
             await run.settle()  # what the term before left undecided is fenced at once
         else:
             head = await self._await_launch(run, request)
@@ -237,11 +240,10 @@ class Coordinator:
                 f"agent {agent_id} holds weights of run {report.run_id}, but {name} is now run {view.head.run_id}: "
                 "start it with an empty model directory"
             )
-        key, now_s = (region, agent_id), self._ambient.clock()
-        before = run.agents.get(key)
-        if before is None and len(run.agents) >= self.settings.max_agents:
-            raise TooBusy(f"{len(run.agents)} agents report for run {name} already: no more are counted")
-        run.agents[key] = Agent(region, agent_id, report, now_s)
+        before = run.agents.get(region, agent_id)
+        if before is None:
+            run.agents.check_room(region, self.registry.agents, self.settings.room)
+        run.agents.put(Agent(region, agent_id, report, self._ambient.clock()))
         if before is None or (before.report.staged, before.report.serving) != (report.staged, report.serving):
             run.stirred.notify()
         return AgentAnswer(id=agent_id, region=region, age_s=0.0, report=report)
@@ -284,13 +286,26 @@ class Coordinator:
             raise VersionAborted(f"version {version} of run {answer.run} was given up: {answer.reason}")
 
     async def events(self, name: str, after: EventId | None) -> AsyncIterator[str]:
-        """Start a stream of server-sent events from ``after`` on; ``UnknownRun`` before it starts."""
+        """Start a stream of server-sent events from ``after`` on; ``UnknownRun`` or ``TooBusy`` before it starts."""
+        if self._streams >= self.settings.max_streams:
+            raise TooBusy(f"{self._streams} event streams are open already: poll the head instead, or close some")
         run, history = self._run(name)
         await run.fresh()
-        return feed(run, history, self._ambient.clock, self.settings.keep_alive_s, after)
+        return self._counted(feed(run, history, self._ambient.clock, self.settings.keep_alive_s, after))
+
+    async def _counted(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            async for text in stream:
+                yield text
+        finally:
+            self._streams -= 1
 
     async def ready(self) -> None:
-        """Return if the store answers; raises its ``StoreError`` otherwise."""
+        """Return if the store answers; raises its ``StoreError`` otherwise. Who asks meanwhile shares the answer."""
+        await self._answers()
+
+    async def _ask_store(self) -> None:
         # Not opening.check_reachable: that module brings every adapter along, and a simulation needs none.
         with contextlib.suppress(ObjectNotFound):
             await self._store.get(_ABSENT, max_bytes=1)

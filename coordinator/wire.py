@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from weight_store.control import RegionName
-from weight_store.head import Launch, Term
+from weight_store.head import MAX_TERM, Launch, Term
 from weight_store.position import Position
 from weight_store.records import Count, Rank, Sha256, Uuid, Version
 from weight_store.version import WorldSize
@@ -30,10 +30,15 @@ class Answer(BaseModel):
 
 
 class TermRequest(Body):
-    """``POST /v1/runs/{run}/terms``. Rank 0 takes over; the others (``takeover`` false) wait for its launch."""
+    """``POST /v1/runs/{run}/terms``. Rank 0 takes over; the others (``takeover`` false) wait for its launch.
+
+    ``expected_term``: the term that rank 0 saw before it first asked (0: no run yet). The run is taken over from that
+    term only, so that a request that comes late, or again, cannot take it from a launch that was quicker.
+    """
 
     launch: Launch
     takeover: bool = True
+    expected_term: Annotated[int, Field(ge=0, le=MAX_TERM)] | None = None
     wait_s: Annotated[float, Field(ge=0, le=60)] = 0
 
 

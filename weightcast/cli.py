@@ -17,6 +17,7 @@ _COMMANDS = {
     "publish": "Publish a Hugging Face checkpoint directory as one version.",
     "rollout": "Keep a model directory on the policy of a run.",
     "status": "Ask the coordinator how far versions and regions are.",
+    "token": "Make and list the tokens that a coordinator admits.",
     "trainer": "Watch a directory and publish each checkpoint that appears.",
     "verify": "Check a model directory or a version of the bucket against its digests.",
 }

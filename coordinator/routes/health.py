@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import APIRouter
 
 from coordinator.errors import BucketRefused, BucketUnavailable
-from coordinator.problems import responses
+from coordinator.problems import from_store_error, responses
 from coordinator.routes.parameters import Service
 from coordinator.wire import HealthAnswer
+from weight_store.errors import WeightStoreError
+
+logger = logging.getLogger(__name__)
 
 router = APIRouter(tags=["health"])
 
@@ -21,5 +26,10 @@ async def healthz() -> HealthAnswer:
 @router.get("/readyz", summary="Ready", responses=responses(BucketUnavailable, BucketRefused))
 async def readyz(service: Service) -> HealthAnswer:
     """Answer 200 if the object store answers: a failure means that requests should go elsewhere for now."""
-    await service.ready()
+    try:
+        await service.ready()
+    except WeightStoreError as error:
+        # Anybody may ask this, and the sentence names bucket and endpoint.
+        logger.warning("not ready: %s", error)
+        raise type(from_store_error(error))("the object store cannot be used; the coordinator's log says why") from None
     return HealthAnswer(status="ok")

@@ -17,6 +17,7 @@ from coordinator.errors import (
     UnknownTerm,
     UnknownVersion,
     VersionUndecided,
+    WrongRun,
 )
 from coordinator.problems import responses
 from coordinator.routes.parameters import RankNumber, RunName, Service, TermNumber, VersionNumber, Wait, WorldSizeQuery
@@ -33,12 +34,18 @@ from coordinator.wire import (
 router = APIRouter(prefix="/v1/runs/{run}", tags=["trainers"])
 
 
-@router.post("/terms", summary="Take a run over", responses=responses(TermPending, BadRequest, BucketUnavailable))
+@router.post(
+    "/terms",
+    summary="Take a run over",
+    responses=responses(Fenced, WrongRun, TermPending, BadRequest, BucketUnavailable),
+)
 async def take_over(run: RunName, request: TermRequest, service: Service) -> TermAnswer:
     """Start a term of the run for a launch of a training job, creating the run if it is new.
 
     Rank 0 asks with `takeover` true: the term grows by one and every earlier trainer is fenced. Asking again with the
-    same launch gives the same term. Other ranks ask with `takeover` false and wait up to `wait_s` for their launch.
+    same launch gives the same term. With `expected_term`, the term seen before asking (0: no run), the run is taken
+    over from that term only: a request that comes late is told who was quicker. Other ranks ask with `takeover` false
+    and wait up to `wait_s` for their launch.
     """
     return await service.take_over(run, request)
 

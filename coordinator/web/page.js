@@ -2,6 +2,8 @@
 "use strict";
 
 const SHOWN = 30;
+const SILENCE_MS = 60000; // the stream says something every 15 s
+const KEY = "weightcast-token"; // in sessionStorage: gone with the tab, and never in an address
 const versions = new Map();
 const byId = (id) => document.getElementById(id);
 
@@ -60,23 +62,85 @@ function remember(version) {
   showVersions();
 }
 
-async function get(path) {
-  const response = await fetch(path, { headers: { Accept: "application/json" } });
-  if (!response.ok) throw new Error((await response.json()).detail);
-  return response.json();
+function askForToken(why) {
+  byId("why").textContent = why;
+  byId("access").hidden = false;
+  byId("token").focus();
+  return new Promise((resolve) => {
+    byId("access").onsubmit = (event) => {
+      event.preventDefault();
+      sessionStorage.setItem(KEY, byId("token").value.trim());
+      byId("token").value = "";
+      byId("access").hidden = true;
+      resolve();
+    };
+  });
+}
+
+async function ask(path, headers, signal) {
+  for (;;) {
+    const token = sessionStorage.getItem(KEY);
+    const shown = token ? { Authorization: `Bearer ${token}` } : {};
+    const response = await fetch(path, { headers: { ...headers, ...shown }, signal, cache: "no-store" });
+    if (response.ok) return response;
+    const problem = await response.json();
+    if (response.status !== 401 && response.status !== 403) throw new Error(problem.detail);
+    await askForToken(token ? problem.detail : "This coordinator takes a token with the scope viewer.");
+  }
+}
+
+const get = async (path) => (await ask(path, { Accept: "application/json" })).json();
+
+// Not EventSource: it cannot show a token.
+async function* events(path, lastId) {
+  const silence = new AbortController();
+  let timer = 0;
+  const restart = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => silence.abort(), SILENCE_MS);
+  };
+  restart();
+  const resume = lastId ? { "Last-Event-ID": lastId } : {};
+  const response = await ask(path, { Accept: "text/event-stream", ...resume }, silence.signal);
+  byId("link").textContent = "live";
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      restart();
+      const blocks = (text + value).split("\n\n");
+      text = blocks.pop();
+      for (const block of blocks) {
+        const fields = Object.fromEntries(block.split("\n").map((line) => line.split(/: (.*)/s, 2)));
+        if (fields.data) yield { name: fields.event, data: JSON.parse(fields.data), id: fields.id };
+      }
+    }
+  } finally {
+    clearTimeout(timer);
+    reader.cancel().catch(() => {});
+  }
 }
 
 async function follow(run) {
   const base = `v1/runs/${encodeURIComponent(run)}`;
   for (const version of await get(`${base}/versions?limit=${SHOWN}`)) versions.set(version.version, version);
   showVersions();
-  const stream = new EventSource(`${base}/events`);
-  stream.onopen = () => { byId("link").textContent = "live"; };
-  stream.onerror = () => { byId("link").textContent = "reconnecting"; };
-  for (const kind of ["opened", "sealed", "aborted"]) {
-    stream.addEventListener(kind, (event) => remember(JSON.parse(event.data)));
+  let lastId = "";
+  for (;;) {
+    try {
+      for await (const event of events(`${base}/events`, lastId)) {
+        lastId = event.id ?? lastId;
+        if (event.name === "regions") showRegions(event.data.regions);
+        else if (["opened", "sealed", "aborted"].includes(event.name)) remember(event.data);
+      }
+    } catch (error) {
+      console.warn(error.message);
+    }
+    byId("link").textContent = "reconnecting";
+    await new Promise((resolve) => setTimeout(resolve, 1000 + 2000 * Math.random()));
   }
-  stream.addEventListener("regions", (event) => showRegions(JSON.parse(event.data).regions));
 }
 
 async function start() {

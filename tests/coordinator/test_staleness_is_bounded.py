@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from coordinator import registry
 from coordinator.ambient import Settings
-from coordinator.errors import Refused, TooBusy, UnknownVersion, VersionAborted, WrongRun
-from coordinator.fleet import reached
+from coordinator.errors import Refused, TooBusy, UnknownRun, UnknownVersion, VersionAborted, WrongRun
+from coordinator.fleet import Room, reached
 from coordinator.wire import RegionVersion
 from weight_store.control import Control
 from weight_store.keys import control_key
@@ -42,7 +43,7 @@ async def test_an_agent_that_falls_silent_stops_counting(job: Any, beat: Any, pl
     assert await job.client.regions("demo") == []
     await node.tick()
     run, _ = node.service.registry.get("demo")
-    assert run.agents == {}
+    assert len(run.agents) == 0
 
 
 async def test_targets_of_the_control_object_are_shown(job: Any, place: Any) -> None:
@@ -58,11 +59,42 @@ async def test_agents_of_another_run_of_the_same_name_are_told(job: Any, beat: A
 
 
 async def test_the_number_of_agents_is_bounded(job: Any, place: Any, beat: Any) -> None:
-    small = await place.node(settings=Settings(max_agents=2))
+    small = await place.node(settings=Settings(room=Room(agents=3, region_agents=2, regions=2)))
+
+    async def report(region: str, agent: str) -> None:
+        await small.client.heartbeat("demo", region, agent, beat(job.term.run_id))
+
     for agent in ("a", "b", "a"):
-        await small.client.heartbeat("demo", "eu-west", agent, beat(job.term.run_id))
-    with pytest.raises(TooBusy, match="2 agents"):
-        await small.client.heartbeat("demo", "eu-west", "c", beat(job.term.run_id))
+        await report("eu-west", agent)
+    with pytest.raises(TooBusy, match="2 agents report from region eu-west already"):
+        await report("eu-west", "c")
+    await report("us-east", "a")
+    with pytest.raises(TooBusy, match="3 agents report to this coordinator already"):
+        await report("us-east", "b")
+    place.clock.advance(31)
+    await small.tick()
+    for region in ("eu-west", "us-east"):
+        await report(region, "c")
+    with pytest.raises(TooBusy, match="2 regions report already: ap-south is not counted"):
+        await report("ap-south", "a")
+
+
+async def test_the_number_of_event_streams_is_bounded(job: Any, place: Any) -> None:
+    await job.publish(step=1)
+    small = await place.node(settings=Settings(max_streams=1))
+    first = await small.service.events("demo", None)
+    await anext(first)
+    with pytest.raises(TooBusy, match="1 event streams are open already"):
+        await small.service.events("demo", None)
+    await first.aclose()
+    await small.service.events("demo", None)
+
+
+async def test_names_that_nobody_has_leave_no_trace(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "MAX_RUNS", 3)
+    for number in range(10):
+        with pytest.raises(UnknownRun):
+            await node.client.run(f"no-{number}")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,59 @@
+"""What stands before the routes and asks for a token. Pure ASGI.
+
+It answers before anything of the body is read, and decides by the table in access.py alone, so that a route of the
+application that the table does not name cannot be reached.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from coordinator import access
+from coordinator.errors import CoordinatorError, ScopeMissing, TokenRequired
+from coordinator.problems import problem_response
+from coordinator.tokens import TokenFile
+
+_Headers = list[tuple[bytes, bytes]]
+
+
+class Guard:
+    """Middleware that admits a request if its token may use the route; with ``tokens`` None every local request."""
+
+    def __init__(self, app: ASGIApp, tokens: TokenFile | None) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or answer with what is missing."""
+        if scope["type"] == "http":
+            try:
+                self._admit(scope)
+            except CoordinatorError as error:
+                await problem_response(error, _challenge(error))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _admit(self, scope: Scope) -> None:
+        headers: _Headers = scope["headers"]
+        if self._tokens is None:
+            access.check_local(_one(headers, b"host"))
+            return
+        needed = access.needed(scope["method"], scope["path"])
+        if needed is not access.OPEN:
+            scheme, _, token = _one(headers, b"authorization").partition(" ")
+            held = self._tokens.held(token.strip()) if scheme.lower() == "bearer" else None
+            access.check(needed, held)
+
+
+def _one(headers: _Headers, name: bytes) -> str:
+    """A header's value; empty if it is missing or, which no client of ours does, given twice."""
+    values = [value for key, value in headers if key == name]
+    return values[0].decode("latin-1") if len(values) == 1 else ""
+
+
+def _challenge(error: CoordinatorError) -> dict[str, str]:
+    if isinstance(error, TokenRequired):
+        return {"WWW-Authenticate": 'Bearer realm="weightcast"'}
+    if isinstance(error, ScopeMissing):
+        return {"WWW-Authenticate": 'Bearer realm="weightcast", error="insufficient_scope"'}
+    return {}

@@ -1,0 +1,57 @@
+"""uvicorn's HTTP/1.1 with a deadline for the head of a request.
+
+uvicorn closes a connection that is idle between two requests, but waits for ever for the first byte of the first one
+and for the last byte of every head, so a thousand clients that send a header a minute would hold every connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEAD_TIMEOUT_S = 15.0
+
+
+class BoundedProtocol(H11Protocol):
+    """Closes connections on which no head of a request was completed within ``head_timeout_s``."""
+
+    head_timeout_s = HEAD_TIMEOUT_S
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock."""
+        super().connection_made(transport)
+        self._expect()
+
+    def data_received(self, data: bytes) -> None:
+        """Start the clock with the first byte of a head, and stop it with its last."""
+        super().data_received(data)
+        if self._answering:
+            self._forget()
+        elif self._deadline is None:
+            self._expect()
+
+    def on_response_complete(self) -> None:
+        """Between requests uvicorn's own clock runs; what was sent ahead may be the next head already."""
+        super().on_response_complete()
+        self._forget()
+        if not self._answering and self.conn.trailing_data[0]:
+            self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._forget()
+        super().connection_lost(exc)
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expect(self) -> None:
+        self._deadline = self.loop.call_later(self.head_timeout_s, self.transport.close)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
