@@ -102,6 +102,12 @@ def test_without_retiring_launches_one_that_lost_the_run_takes_it_back(monkeypat
     assert "took it back" in violation(publications=(1, 1), versions=1)
 
 
+def test_launches_that_say_what_they_saw_need_not_be_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "MAX_RETIRED", 0)
+    model = Model(publications=(1, 1, 1), versions=1, looked=True)
+    assert not dead_ends(model, explore(model))
+
+
 def test_a_violation_says_how_to_get_there() -> None:
     found = violation(publications=(1, 1), versions=2, mutation=Mutation(aborts_aside=True))
     assert "creates the head" in found

@@ -77,6 +77,7 @@ class Model:
     coordinators: int = 2
     late_receipts: bool = False
     stray: bool = False
+    looked: bool = False  # launches say which term they take the run over from
     mutation: Mutation = field(default_factory=Mutation)
     decide: ModuleType = decisions
     check: Callable[[Model, str, Bucket, Bucket], None] = lambda *_: None
@@ -262,7 +263,9 @@ class Model:
 
     def _call(self, task: Task, view: View | None, receipts: tuple[int, ...]) -> Step:
         if task.kind == "take over":
-            return self.decide.take_over(view, f"launch-{task.term}", RUN_ID, NONCE)
+            return self.decide.take_over(
+                view, f"launch-{task.term}", RUN_ID, NONCE, task.term - 1 if self.looked else None
+            )
         if view is None:
             return Done()
         if task.kind == "open":
