@@ -53,16 +53,28 @@ asyncio.run(main())
 """
 
 
-def start(code: str, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, bufsize=1
-    )
+def start(code: str, output: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    # A file, not a pipe: a reader that waits for somebody to empty a pipe would hold its lock meanwhile.
+    with output.open("a") as log:
+        return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, stdout=log, stderr=log)
 
 
-def end(process: subprocess.Popen[str]) -> str:
+def end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    output, _ = process.communicate()
-    return output
+    process.wait()
+
+
+async def until(condition: Callable[[], bool], *logs: Path) -> None:
+    for _ in range(6000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("\n".join(log.read_text()[-2000:] for log in logs))
+
+
+def last_line(log: Path) -> int:
+    lines = log.read_text().splitlines()
+    return int(lines[-1]) if lines and lines[-1].isdigit() else 0
 
 
 def truth(training: Training, version: int) -> str:
@@ -80,28 +92,26 @@ async def test_a_reader_in_a_loop_never_sees_a_mixture(tmp_path: Path) -> None:
     training = Training(LocalStore(tmp_path / "bucket"))
     url, model = f"file://{tmp_path}/bucket", tmp_path / "model"
     await training.publish()
-    agent = await asyncio.to_thread(start, AGENT, str(model), url)
-    reader = await asyncio.to_thread(start, READER, str(model))
+    agent_log, reader_log = tmp_path / "agent.log", tmp_path / "reader.log"
+    agent = start(AGENT, agent_log, str(model), url)
+    reader = start(READER, reader_log, str(model))
     try:
         for number in range(8):
             training.step(0.9 if number % 4 == 3 else 0.04)
-            await training.publish()
-            killed = number % 3 == 2
-            wanted = number if killed else number + 2
-            while int((await asyncio.to_thread(agent.stdout.readline)).strip() or 0) < wanted:  # type: ignore[union-attr]
-                pass
-            if killed:
-                agent.kill()
-                agent.communicate()
-                agent = await asyncio.to_thread(start, AGENT, str(model), url)
-        while int((await asyncio.to_thread(agent.stdout.readline)).strip() or 0) < 9:  # type: ignore[union-attr]
-            pass
-        with shared(model, timeout_s=10) as whole:
-            assert whole.position == training.position
-        await asyncio.sleep(0.3)
+            version = (await training.publish()).version
+            if number % 4 == 2:
+                # Somewhere in the middle of whatever it does.
+                await asyncio.sleep(0.02 * number)
+                end(agent)
+                agent = start(AGENT, agent_log, str(model), url)
+            else:
+                await until(lambda v=version: last_line(agent_log) >= v, agent_log, reader_log)  # type: ignore[misc]
+        seen_n = len(reader_log.read_text().splitlines())
+        await until(lambda: len(reader_log.read_text().splitlines()) > seen_n + 2, agent_log, reader_log)
     finally:
-        seen = [json.loads(line) for line in end(reader).splitlines()[1:] if line.endswith("]")]
+        end(reader)
         end(agent)
+    seen = [json.loads(line) for line in reader_log.read_text().splitlines() if line.endswith("]")]
     assert len({version for version, _ in seen}) >= 3
     for version, digest in seen:
         assert digest == truth(training, version), f"a mixture at version {version}"
