@@ -37,7 +37,7 @@ def uploading(bucket: Path) -> bool:
 def test_a_sidecar_killed_in_the_middle_of_uploads_is_replaced_and_the_version_seals(
     service, tmp_path, check_same
 ) -> None:
-    state = {f"layers.{i}.w": torch.randn(4096, 1024) for i in range(12)}
+    state = {f"layers.{i}.w": torch.randn(2048, 1024) for i in range(16)}
     with Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher:
         handle = publisher.publish(state, 0)
         for _ in range(2):
@@ -64,6 +64,43 @@ def test_a_sidecar_killed_between_versions_still_has_its_base(service, make_stat
         found = service.read("r")
         check_same(found.tensors, state)
         assert len(found.receipts[0].full) < len(found.receipts[0].sizes)
+
+
+def test_a_sidecar_killed_after_its_receipt_sends_nothing_twice(service, launch_ranks, tmp_path, check_same) -> None:
+    ranks = launch_ranks(service, 2)
+    state = [{"a": torch.ones(4)}, {"b": torch.ones(4)}]
+    for handle in ranks.together(lambda p, rank: p.publish(state[rank], 0)):
+        handle.sealed(30)
+    state = [{name: tensor + 1 for name, tensor in part.items()} for part in state]
+    first = ranks.publishers[0].publish(state[0], 1)
+    directory = tmp_path / "bucket" / "r" / "v" / f"{2:012d}"
+    wait_until(lambda: (directory / f"{0:05d}.json").exists())
+    os.kill(ranks.publishers[0].sidecar_pid, signal.SIGKILL)
+    second = ranks.publishers[1].publish(state[1], 1)
+    assert first.sealed(30) == second.sealed(30) == 2
+    check_same(service.read("r").tensors, state[0] | state[1])
+    assert len(list(directory.glob(f"{0:05d}-*.shard"))) == 1
+    state = [{name: tensor + 1 for name, tensor in part.items()} for part in state]
+    for handle in ranks.together(lambda p, rank: p.publish(state[rank], 2)):
+        handle.sealed(30)
+    check_same(service.read("r").tensors, state[0] | state[1])
+
+
+def test_a_flipped_bit_in_the_base_is_found_and_that_group_is_sent_whole(service, shm_dir, check_same) -> None:
+    state = {"layers.0.w": torch.randn(64, 64), "layers.1.w": torch.randn(64, 64)}
+    with Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher:
+        publisher.publish(state, 0).sealed(30)
+        (arena,) = shm_dir.iterdir()
+        with (arena / "slot0").open("r+b") as slot:
+            slot.seek(100)
+            byte = slot.read(1)[0]
+            slot.seek(100)
+            slot.write(bytes([byte ^ 16]))
+        state = {name: tensor + 1e-4 for name, tensor in state.items()}
+        publisher.publish(state, 1).sealed(30)
+        found = service.read("r")
+        check_same(found.tensors, state)
+        assert found.receipts[0].full == (0,)
 
 
 def test_the_coordinator_goes_away_and_comes_back(make_service, make_state, moved, check_same) -> None:
