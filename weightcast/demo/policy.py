@@ -21,6 +21,7 @@ class PolicyConfig:
     inner: int = 1024
     layers: int = 6
     heads: int = 6
+    key_value_heads: int = 6
     context: int = 16
     theta: float = 10_000.0
     epsilon: float = 1e-5
@@ -35,7 +36,7 @@ class PolicyConfig:
             "intermediate_size": self.inner,
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
-            "num_key_value_heads": self.heads,
+            "num_key_value_heads": self.key_value_heads,
             "head_dim": self.width // self.heads,
             "max_position_embeddings": self.context,
             "rms_norm_eps": self.epsilon,
@@ -49,19 +50,22 @@ class PolicyConfig:
 class _Attention(nn.Module):
     def __init__(self, config: PolicyConfig) -> None:
         super().__init__()
-        self._heads = config.heads
+        self._head_width = config.width // config.heads
+        key_value_width = self._head_width * config.key_value_heads
         self.q_proj = nn.Linear(config.width, config.width, bias=False)
-        self.k_proj = nn.Linear(config.width, config.width, bias=False)
-        self.v_proj = nn.Linear(config.width, config.width, bias=False)
+        self.k_proj = nn.Linear(config.width, key_value_width, bias=False)
+        self.v_proj = nn.Linear(config.width, key_value_width, bias=False)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
     def forward(self, x: Tensor, rotation: Tensor) -> Tensor:
         q, k, v = (self._split(linear(x)) for linear in (self.q_proj, self.k_proj, self.v_proj))
-        mixed = functional.scaled_dot_product_attention(_rotate(q, rotation), _rotate(k, rotation), v, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(
+            _rotate(q, rotation), _rotate(k, rotation), v, is_causal=True, enable_gqa=k.shape[1] != q.shape[1]
+        )
         return self.o_proj(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self._heads, -1).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self._head_width).transpose(1, 2)
 
 
 class _Mlp(nn.Module):
