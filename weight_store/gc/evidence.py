@@ -66,14 +66,19 @@ class Line:
 
 
 async def parallel(function: Callable[[T], Awaitable[R]], items: Iterable[T]) -> list[R]:
-    """Await ``function`` of every item, a few at a time; the results in order."""
+    """Await ``function`` of every item, a few at a time; the results in order. The first error ends the others."""
     slots = asyncio.Semaphore(_PARALLEL)
 
     async def one(item: T) -> R:
         async with slots:
             return await function(item)
 
-    return list(await asyncio.gather(*(one(item) for item in items)))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(item)) for item in items]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def read_control(store: Store, run: str) -> ControlSeen:
