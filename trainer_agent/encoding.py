@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +51,7 @@ class Encoder:
         self._pool = ThreadPoolExecutor(threads or _cores(), thread_name_prefix="weightcast-encode")
         self._window_bytes = window_bytes
 
-    async def encode(self, jobs: Iterable[Job]) -> AsyncIterator[Encoded]:
+    async def encode(self, jobs: Iterable[Job]) -> AsyncGenerator[Encoded, None]:
         """Yield the results in order. Later groups are encoded while the consumer uploads earlier ones."""
         loop = asyncio.get_running_loop()
         running: deque[tuple[int, asyncio.Future[Encoded]]] = deque()

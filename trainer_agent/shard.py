@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -120,16 +121,17 @@ async def send_shard(
     async with store.upload(key) as upload:
         hasher.feed(SHARD_MAGIC)
         await upload.write(SHARD_MAGIC)
-        async for group in encoder.encode(jobs):
-            if group.full:
-                full.append(len(sizes))
-            sizes.append(len(group.payload))
-            changed.append(group.changed)
-            digests.append(group.digest.hex())
-            damaged += group.base_damaged
-            encode_s += group.seconds
-            await asyncio.to_thread(hasher.feed, group.payload)
-            await upload.write(group.payload)
+        async with contextlib.aclosing(encoder.encode(jobs)) as groups:
+            async for group in groups:
+                if group.full:
+                    full.append(len(sizes))
+                sizes.append(len(group.payload))
+                changed.append(group.changed)
+                digests.append(group.digest.hex())
+                damaged += group.base_damaged
+                encode_s += group.seconds
+                await asyncio.to_thread(hasher.feed, group.payload)
+                await upload.write(group.payload)
         await upload.commit()
     receipt = Receipt(
         run_id=envelope.run_id,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from trainer_agent.errors import InvalidPieces, PiecesChanged
 from trainer_agent.offering import make_offer
 from trainer_agent.piece import Casting, make_casting
 from trainer_agent.placement import ALIGN_BYTES, place_groups, plan_copies, slot_bytes
+from trainer_agent.sources import as_source, stage
 from weight_store.boxes import Box
 from weight_store.grouping import resolve_layout
 from weight_store.offer import Offer
@@ -126,3 +129,33 @@ def test_views_of_one_storage_are_tied_only_if_they_are_the_same_elements() -> N
     pieces = from_state_dict({"a": storage, "b": storage[:4], "c": storage[4:], "d": storage, "e": storage.t()})
     assert pieces.aliases == {"d": "a"}
     assert [piece.name for piece in pieces] == ["a", "b", "c", "e"]
+
+
+class WeightSource:
+    """As inference engines define it: re-iterable, and it knows which names this rank holds."""
+
+    def metadata(self) -> list[str]:
+        return ["a", "b"]
+
+    def held_names(self) -> list[str]:
+        return ["b"]
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.ones(2)
+        yield "b", torch.ones(3)
+
+
+def test_of_a_weight_source_a_rank_offers_what_it_holds() -> None:
+    source = as_source(WeightSource(), rank=1, world_size=2)
+    assert not source.once
+    for _ in range(2):
+        assert [(piece.name, piece.global_shape) for piece in source] == [("b", (3,))]
+
+
+def test_an_iterator_is_staged_cast_so_that_it_can_be_taken_twice() -> None:
+    source = as_source(iter([("a", torch.ones(2)), ("n", torch.ones(2, dtype=torch.int64))]), 0, 1)
+    assert source.once
+    staged = stage(source, Casting(torch.bfloat16))
+    for _ in range(2):
+        assert [piece.tensor.dtype for piece in staged] == [torch.bfloat16, torch.int64]
+    assert list(as_source([], 0, 1)) == []
