@@ -85,6 +85,7 @@ class Agent:
     status: Status = Status()
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _refused: tuple[Position, str] | None = None
+    _noted: str = ""
 
     async def follow(self) -> None:
         """Follow for ever; cancel to stop. Raises only ``RunError``: what no waiting can put right."""
@@ -158,7 +159,7 @@ class Agent:
             try:
                 head = await self.client.head(self.run, after=held.version, wait_s=_LONG_POLL_S)
             except CoordinatorError as error:
-                _LOG.debug("no announcement: %s", error)
+                self._note(error)
             else:
                 if head.position.version > held.version:
                     return
@@ -196,4 +197,10 @@ class Agent:
         try:
             await self.client.heartbeat(self.run, self.region, self.agent_id, report)
         except CoordinatorError as error:
-            _LOG.debug("heartbeat lost: %s", error)
+            self._note(error)
+
+    def _note(self, error: CoordinatorError) -> None:
+        """Say once what is wrong with the coordinator; following the bucket goes on without it."""
+        if str(error) != self._noted:
+            self._noted = str(error)
+            _LOG.warning("%s; following the bucket alone", error)

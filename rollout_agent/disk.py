@@ -317,8 +317,10 @@ class _Map:
 def _open_lock(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except PermissionError:
-        # An engine that may only read the directory can still take a shared lock on what the agent made.
+    except OSError as error:
+        # An engine that may only read the directory can still take a lock on what the agent made.
+        if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 

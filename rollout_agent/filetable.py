@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from rollout_agent.errors import DamagedObject
 from rollout_agent.places import weights_name
 from weight_store.grouping import layer_of
 from weight_store.layout import Tensor
@@ -112,7 +113,7 @@ def _file_head(tensors: Iterable[Tensor]) -> tuple[bytes, list[int], int]:
     body = json.dumps(entries, separators=(",", ":")).encode()
     body += b" " * (-(8 + len(body)) % _ALIGN)
     if len(body) > _MAX_HEADER_BYTES:
-        raise ValueError(f"a weight file with {len(ends)} tensors would need a header of {len(body)} bytes")
+        raise DamagedObject(f"a weight file with {len(ends)} tensors would need a header of {len(body)} bytes")
     head = struct.pack("<Q", len(body)) + body
     return head, [len(head) + start for start, _ in ends], len(head) + at
 

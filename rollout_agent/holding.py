@@ -25,7 +25,7 @@ from pathlib import Path
 from rollout_agent import gate, installing, presence
 from rollout_agent.changelog import LogHead, LogWriter, changes, scan
 from rollout_agent.disk import Disk, Lock
-from rollout_agent.errors import AgentRunning, DamagedFiles, DiskFailed, ForeignFiles, WrongRun
+from rollout_agent.errors import AgentRunning, DamagedFiles, DiskError, DiskFailed, ForeignFiles, WrongRun
 from rollout_agent.filetable import FileTable
 from rollout_agent.places import HIDDEN, Places, checkpoint_name
 from rollout_agent.state import Owner, State, Version, kept_names, load, save, table_of
@@ -254,7 +254,12 @@ class Holding:
         if after is None:
             raise DamagedFiles(f"the log to version {to.position.version} lacks a group that is kept")
         self.unsettled = True
-        writer.commit()
+        try:
+            writer.commit()
+        except DiskError:
+            # Readable now is not durable: a commit that could not be synced is taken back, not trusted.
+            writer.discard()
+            raise
         path = self.places.log(to.position.version)
         with self.exclusive():
             presence.hide(self.disk, self.places)

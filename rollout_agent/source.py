@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from codec.dtypes import BY_NAME
 from rollout_agent.errors import DamagedObject, WrongRun
 from rollout_agent.state import Version
 from weight_store.chain import Hop
@@ -64,6 +65,7 @@ class Source:
         """The layout of this digest; the last two are kept."""
         if sha256 not in self._layouts:
             layout = await read_layout(self.store, self.run, sha256)
+            _check_dtypes(self.run, sha256, layout)
             for stale in list(self._layouts)[: 1 - _CACHED_LAYOUTS]:
                 del self._layouts[stale]
             self._layouts[sha256] = layout
@@ -99,6 +101,16 @@ class Source:
             assets=manifest.assets,
         )
         return LoadedHop(hop, version, layout, receipts, ranges)
+
+
+def _check_dtypes(run: str, sha256: str, layout: Layout) -> None:
+    for tensor in layout.tensors:
+        known = BY_NAME.get(tensor.dtype)
+        if known is None or known.item_bytes != tensor.itemsize:
+            raise DamagedObject(
+                f"layout {sha256[:12]} of {run!r} has {tensor.name} as {tensor.dtype} of {tensor.itemsize} bytes, "
+                "which this release does not know: upgrade weightcast"
+            )
 
 
 def _check(run: str, hop: Hop, manifest: Manifest, receipts: tuple[Receipt, ...]) -> None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from rollout_agent import beside, presence
 from rollout_agent.changelog import LogWriter
-from rollout_agent.errors import DamagedFiles, DiskFailed
+from rollout_agent.errors import DamagedFiles, DiskError, DiskFailed
 from rollout_agent.fetching import Fetcher
 from rollout_agent.filetable import FILE_BYTES, FileTable
 from rollout_agent.holding import Holding
@@ -138,7 +138,7 @@ class Updater:
         # Not awaited in a thread: this also runs while a task is being cancelled.
         try:
             writer.discard()
-        except DiskFailed as error:
+        except DiskError as error:
             _LOG.warning("an unfinished log stays behind: %s", error)
 
     # ---- new files

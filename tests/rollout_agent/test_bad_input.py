@@ -27,7 +27,9 @@ from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from tests.rollout_agent.training import OTHER_RUN_ID, Training
 from weight_store.errors import DigestMismatch, FormatError, StoreError, StoreUnavailable
+from weight_store.keys import layout_key
 from weight_store.memory import MemoryStore
+from weight_store.records import pack, sha256_hex
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 
@@ -146,6 +148,19 @@ async def test_an_altered_record_is_refused(training: Training, tmp_path: Path, 
             await replica.catch_up()
 
 
+async def test_a_layout_whose_dtypes_lie_is_refused(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        head = await replica._source.head()
+        manifest = await replica._source.manifest(head.position)
+        layout = await replica._source.layout(manifest.layout)
+        lying = layout.model_copy(update={"itemsizes": tuple(4 for _ in layout.itemsizes)})
+        raw = lying.to_bytes()
+        put(training, layout_key("tiny", sha256_hex(raw)), pack(raw))
+        with pytest.raises((DamagedObject, FormatError)):
+            await replica._source.layout(sha256_hex(raw))
+
+
 async def test_hand_edits_are_found_at_the_start_and_only_those_groups_fetched(
     training: Training, tmp_path: Path, read_dir: ReadDir, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -258,6 +273,41 @@ class Failing(LocalDisk):
 
         mapped.sync = failing  # type: ignore[method-assign]
         return mapped
+
+
+class FailingLog(LocalDisk):
+    """A disk on which the next sync of a log fails, though everything written can be read back."""
+
+    fails = True
+
+    def append(self, path: Path):  # type: ignore[no-untyped-def]
+        file = super().append(path)
+        sync = file.sync
+
+        def failing() -> None:
+            if self.fails and path.suffix == ".log":
+                self.fails = False
+                raise DiskFailed(f"sync of {path}: {errno.EIO}")
+            sync()
+
+        file.sync = failing  # type: ignore[method-assign]
+        return file
+
+
+async def test_a_commit_that_could_not_be_synced_does_not_count(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path, disk=FailingLog()) as replica:
+        await replica.catch_up()
+        training.step(0.01)
+        await training.publish()
+        with pytest.raises(DiskFailed):
+            await replica.catch_up()
+        assert read_dir(tmp_path) == training.tensors(1)
+        assert not list(tmp_path.rglob("*.log"))
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(2)
 
 
 async def test_after_a_failed_sync_the_files_are_written_anew(

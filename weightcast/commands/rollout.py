@@ -10,6 +10,7 @@ import re
 import signal
 import socket
 from collections.abc import Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,34 +91,25 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 async def _run(options: _Options) -> None:
     check_run(options.run)
     engine = _engine(options)
-    store = open_store(options.store)
-    try:
+    async with AsyncExitStack() as opened:
+        client = None
+        if options.coordinator:
+            client = await opened.enter_async_context(CoordinatorClient(options.coordinator))
+        store = open_store(options.store)
+        opened.push_async_callback(store.close)
         await _warn_or_refuse(check_reachable(store))
-        replica = await Replica.open(
-            run=options.run,
-            model_dir=options.model_dir,
-            state_dir=options.state_dir,
-            store=store,
-            include=options.include,
+        replica = await opened.enter_async_context(
+            await Replica.open(
+                run=options.run,
+                model_dir=options.model_dir,
+                state_dir=options.state_dir,
+                store=store,
+                include=options.include,
+            )
         )
-        client = CoordinatorClient(options.coordinator) if options.coordinator else None
-        agent = Agent(
-            replica,
-            options.run,
-            options.region,
-            options.agent_id or _default_id(options.model_dir),
-            client,
-            engine,
-            Pace(poll_s=options.poll_s),
-        )
-        try:
-            await (agent.step() if options.once else agent.follow())
-        finally:
-            await replica.close()
-            if client is not None:
-                await client.close()
-    finally:
-        await store.close()
+        agent_id = options.agent_id or _default_id(options.model_dir)
+        agent = Agent(replica, options.run, options.region, agent_id, client, engine, Pace(poll_s=options.poll_s))
+        await (agent.step() if options.once else agent.follow())
 
 
 async def _warn_or_refuse(check: Coroutine[Any, Any, None]) -> None:
