@@ -5,12 +5,14 @@
 namespace weightcast {
 namespace {
 
-constexpr uint8_t kModel = 0;      // low four bits of the first byte; the high four are flags, none defined yet
+constexpr uint8_t kModel = 0;       // low four bits of the first byte; the high four are flags, none defined yet
 constexpr int kSmallestChunk = 12;  // log2 of weights: one segment
 constexpr int kLargestChunk = 24;
 constexpr int kDenseChunk = 22;
 
-size_t chunks_of(size_t count, int chunk_log2) { return (count >> chunk_log2) + ((count & (((size_t)1 << chunk_log2) - 1)) != 0); }
+size_t chunks_of(size_t count, int chunk_log2) {
+    return (count >> chunk_log2) + ((count & (((size_t)1 << chunk_log2) - 1)) != 0);
+}
 
 // Chunks share no model, so large ones are smaller in sum; but an encoder holds the events of a chunk in memory, so
 // that a dense delta, whose models cost next to nothing, takes small ones. Looks at 64 weights in 65,536.
@@ -79,13 +81,22 @@ Fault decode_parts(const T* base, size_t count, Field field, const std::vector<P
         Fault fault = chunk_changes(parts[i].at, parts[i].size, n, changes);
         if (fault == Fault::none && changes > left) fault = Fault::corrupt;
         if (fault != Fault::none) return fault;
-        fault = decode_chunk<T>({base + from, n, from, index, bits, changes, sink}, field, kernels, parts[i].at, parts[i].size);
+        fault = decode_chunk<T>({base + from, n, from, index, bits, changes, sink}, field, kernels, parts[i].at,
+                                parts[i].size);
         if (fault != Fault::none) return fault;
         index += changes;
         bits += changes;
         left -= changes;
     }
     return left ? Fault::corrupt : Fault::none;
+}
+
+// Calls with a 0 of the unsigned type of this width in bytes.
+template <class Call>
+auto with_width(int width, Call call) {
+    if (width == 1) return call(uint8_t{});
+    if (width == 2) return call(uint16_t{});
+    return call(uint32_t{});
 }
 
 }  // namespace
@@ -102,10 +113,10 @@ uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dt
     const int chunk_log2 = choose_chunk((const uint8_t*)base, (const uint8_t*)fresh, count, dtype.width, k);
     out.push_back(kModel);
     out.push_back((uint8_t)chunk_log2);
-    const Field f = dtype.field;
-    if (dtype.width == 1) return encode_chunks((const uint8_t*)base, (const uint8_t*)fresh, count, f, chunk_log2, k, out);
-    if (dtype.width == 2) return encode_chunks((const uint16_t*)base, (const uint16_t*)fresh, count, f, chunk_log2, k, out);
-    return encode_chunks((const uint32_t*)base, (const uint32_t*)fresh, count, f, chunk_log2, k, out);
+    return with_width(dtype.width, [&](auto zero) {
+        using T = decltype(zero);
+        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, chunk_log2, k, out);
+    });
 }
 
 Fault count_changes(const uint8_t* body, size_t size, size_t count, uint64_t& changes) {
@@ -117,7 +128,8 @@ Fault count_changes(const uint8_t* body, size_t size, size_t count, uint64_t& ch
     for (size_t i = 0; i < parts.size(); i++) {
         const size_t from = i << chunk_log2;
         uint64_t here = 0;
-        const Fault f = chunk_changes(parts[i].at, parts[i].size, std::min((size_t)1 << chunk_log2, count - from), here);
+        const Fault f =
+            chunk_changes(parts[i].at, parts[i].size, std::min((size_t)1 << chunk_log2, count - from), here);
         if (f != Fault::none) return f;
         changes += here;
     }
@@ -131,10 +143,10 @@ Fault decode_body(const void* base, size_t count, const Dtype& dtype, const uint
     const Fault fault = split(body, size, count, chunk_log2, parts);
     if (fault != Fault::none) return fault;
     const Kernels& k = kernels(dtype.width, portable);
-    const Field f = dtype.field;
-    if (dtype.width == 1) return decode_parts((const uint8_t*)base, count, f, parts, chunk_log2, k, index, (uint8_t*)bits, sink, changes);
-    if (dtype.width == 2) return decode_parts((const uint16_t*)base, count, f, parts, chunk_log2, k, index, (uint16_t*)bits, sink, changes);
-    return decode_parts((const uint32_t*)base, count, f, parts, chunk_log2, k, index, (uint32_t*)bits, sink, changes);
+    return with_width(dtype.width, [&](auto zero) {
+        using T = decltype(zero);
+        return decode_parts((const T*)base, count, dtype.field, parts, chunk_log2, k, index, (T*)bits, sink, changes);
+    });
 }
 
 }  // namespace weightcast

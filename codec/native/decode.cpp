@@ -62,7 +62,8 @@ T decode_rare(T before, const ValueModel& m, const Field& field, uint64_t& state
 }
 
 template <class T>
-void decode_values(const T* base, const uint32_t* index, T* bits, size_t n, const ValueLookup& lookup, ValueStream& stream) {
+void decode_values(const T* base, const uint32_t* index, T* bits, size_t n, const ValueLookup& lookup,
+                   ValueStream& stream) {
     uint64_t state = stream.state, next_state = stream.next_state;
     Words words = stream.words;
     for (size_t i = 0; i < n; i++) {
@@ -142,7 +143,9 @@ void start_lane(LaneDecoder& lane) {
 }
 
 // All of a stream was used, and the encoder's first states came back.
-bool ended(uint64_t a, uint64_t b, const Words& words) { return a == kStateLow && b == kStateLow && words.at == words.end; }
+bool ended(uint64_t a, uint64_t b, const Words& words) {
+    return a == kStateLow && b == kStateLow && words.at == words.end;
+}
 
 }  // namespace
 
@@ -155,7 +158,8 @@ Fault chunk_changes(const uint8_t* body, size_t size, size_t count, uint64_t& ch
 }
 
 template <class T>
-Fault decode_chunk(const ChunkTarget<T>& target, Field field, const Kernels& kernels, const uint8_t* body, size_t size) {
+Fault decode_chunk(const ChunkTarget<T>& target, Field field, const Kernels& kernels, const uint8_t* body,
+                   size_t size) {
     Reader in(body, body + size);
     ChunkHeader h;
     h.model.field = field;
@@ -182,7 +186,8 @@ Fault decode_chunk(const ChunkTarget<T>& target, Field field, const Kernels& ker
         if (found > target.changes - done) return Fault::corrupt;  // keeps the writes below in the caller's arrays
         uint32_t* index = target.index + done;
         for (size_t lane = 0; lane < 2; lane++)
-            for (size_t j = 0; j < of[lane].count; j++) *index++ = (uint32_t)(i + lane * kSegment + of[lane].positions[j]);
+            for (size_t j = 0; j < of[lane].count; j++)
+                *index++ = (uint32_t)(i + lane * kSegment + of[lane].positions[j]);
         index = target.index + done;
         decode_values(target.base, index, target.bits + done, found, lookup, h.values);
         for (size_t j = 0; j < found; j++) index[j] += (uint32_t)target.first;

@@ -1,7 +1,6 @@
 #define XXH_INLINE_ALL
-#include "third_party/xxhash.h"
-
 #include "digest.hpp"
+#include "third_party/xxhash.h"
 
 namespace weightcast {
 namespace portable {

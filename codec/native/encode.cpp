@@ -22,8 +22,8 @@ Sample take_sample(const T* base, const T* fresh, size_t count, Field field, con
         const size_t here = std::min(kRun, count - i);
         if (stride > 1) {
             for (size_t line = 0; line < kRun * sizeof(T); line += 64) {
-                prefetch(base + i, kRun * stride * sizeof(T) + line);
-                prefetch(fresh + i, kRun * stride * sizeof(T) + line);
+                prefetch(base + i, 2 * kRun * stride * sizeof(T) + line);
+                prefetch(fresh + i, 2 * kRun * stride * sizeof(T) + line);
             }
         }
         uint64_t differ[kRun / 64] = {};
@@ -31,14 +31,18 @@ Sample take_sample(const T* base, const T* fresh, size_t count, Field field, con
         for (size_t j = 0; j < kRun / 64; j++)
             for (uint64_t m = differ[j]; m; m &= m - 1)
                 sample.changed[(size_t)(base[i + j * 64 + (size_t)lowest_bit(m)] >> field.mantissa_bits) & mask]++;
-        for (size_t j = 0; j < here; j++) seen[j & 3][base[i + j] >> field.mantissa_bits]++;
+        size_t j = 0;
+        for (; j + 4 <= here; j += 4)
+            for (size_t part = 0; part < 4; part++) seen[part][base[i + j + part] >> field.mantissa_bits]++;
+        for (; j < here; j++) seen[0][base[i + j] >> field.mantissa_bits]++;
     }
     for (size_t key = 0; key < kMaxKeys; key++)
         for (size_t part = 0; part < 4; part++) sample.seen[key & mask] += seen[part][key];
     return sample;
 }
 
-void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels, Found& found) {
+void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels,
+                   Found& found) {
     lane.events.reserve(kMostEvents);
     Interval* const begin = lane.events.data();
     LaneEncoder encoder = {lane.base, lane.events.end(), begin + lane.used};
@@ -50,7 +54,8 @@ void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazard
 
 // Takes over the changed weights of a segment and counts their steps.
 template <class T>
-void collect(const T* base, const T* fresh, const Scan& scan, const Found& found, Changes<T>& changes, ValueCounts& counts) {
+void collect(const T* base, const T* fresh, const Scan& scan, const Found& found, Changes<T>& changes,
+             ValueCounts& counts) {
     changes.before.reserve(found.count);
     changes.after.reserve(found.count);
     T *const before = changes.before.end(), *const after = changes.after.end();
@@ -117,9 +122,17 @@ void write_streams(Workspace<T>& work, const Model& model, const uint64_t change
 template <class T>
 uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels,
                       Workspace<T>& work, std::vector<uint8_t>& out) {
+    const Sample sample = take_sample(base, fresh, count, field, kernels);
+    const bool none = std::all_of(sample.changed, sample.changed + kMaxKeys / 2, [](uint32_t k) { return k == 0; });
+    Writer writer(out);
+    if (none && std::memcmp(base, fresh, count * sizeof(T)) == 0) {  // ends at the first difference, if there is one
+        writer.varint(0);
+        if (count > kSegment) writer.varint(0);
+        return 0;
+    }
     Model model;
     model.field = field;
-    choose_hazards(take_sample(base, fresh, count, field, kernels), model);
+    choose_hazards(sample, model);
     const HazardTable hazards = make_hazards(model);
     work.clear();
     ValueCounts counts;
@@ -133,10 +146,8 @@ uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, 
         collect(base + i, fresh + i, scan, found, work.changes, counts);
         changes_of[lane] += found.count;
     }
-    Writer writer(out);
     writer.varint(changes_of[0]);
     if (count > kSegment) writer.varint(changes_of[1]);
-    if (changes_of[0] + changes_of[1] == 0) return 0;
     count_exponents(work.changes, model, counts);
     choose_values(counts, (int)sizeof(T) * 8, model);
     model.write(writer);

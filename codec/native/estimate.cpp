@@ -9,7 +9,7 @@ namespace {
 int64_t x_log_x(uint64_t x) { return x ? (int64_t)(x * log2_q32(x)) : 0; }
 
 // Ideal bits, Q32, of saying which k of n weights change.
-int64_t choice_cost(uint64_t k, uint64_t n) { return x_log_x(n) - x_log_x(k) - x_log_x(n - k); }
+int64_t choice_cost(uint64_t k, uint64_t n) { return k == 0 || k == n ? 0 : x_log_x(n) - x_log_x(k) - x_log_x(n - k); }
 
 // Classes 1 to 14 are one exponent each; where they begin is what costs least.
 int choose_lowest(const Sample& sample, int exponents) {
@@ -36,7 +36,9 @@ int choose_lowest(const Sample& sample, int exponents) {
 int code_for(uint64_t k, uint64_t n) {
     const auto change = [](int code) { return (1ull << kSurvivalBits) - survival(kSurvival, hazard_of_code(code)); };
     int code = 1;
-    while (code < kHazardCodes - 1 && (8 * n + 8) * (change(code) + change(code + 1)) < (8 * k + 1) << (kSurvivalBits + 1)) code++;
+    while (code < kHazardCodes - 1 && (8 * n + 8) * (change(code) + change(code + 1)) < (8 * k + 1)
+                                                                                            << (kSurvivalBits + 1))
+        code++;
     return code;
 }
 

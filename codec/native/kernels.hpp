@@ -26,7 +26,9 @@ struct Scan {
     BlockSums sums[kBlocks];
     uint8_t classes[kSegment];
     uint64_t masks[kMasks];  // encoder only: bit i of masks[j] says whether weight 64 * j + i changes
+    uint64_t dirty;          // bit j: whether masks[j] is not 0; other masks are not to be read
 };
+static_assert(kMasks == 64, "one bit a mask");
 
 // An event: a change, or a skip of hazard during which nothing changes (start 0).
 struct Interval {

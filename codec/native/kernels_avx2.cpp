@@ -126,8 +126,8 @@ WC_INLINE uint64_t equal64(const uint32_t* a, const uint32_t* b) {
     return mask;
 }
 
-// How many bytes ahead memory is asked for: the hardware's own prefetching stops at each 4 KiB page, and it does not see
-// that the next segment follows the work on this one.
+// How many bytes ahead memory is asked for: the hardware's own prefetching stops at each 4 KiB page, and it does not
+// see that the next segment follows the work on this one.
 constexpr size_t kAhead = 8192;
 
 template <class T>
@@ -137,11 +137,15 @@ void scan(const void* before, const void* after, size_t count, const HazardTable
     const Lookup k = make_lookup(hazards);
     const Classifier by = make_classifier(hazards, sizeof(T));
     out.blocks = count / kBlock;
+    out.dirty = 0;
     for (size_t b = 0; b < out.blocks; b++, w += kBlock) {
         for (size_t line = 0; line < kBlock * sizeof(T); line += 64) prefetch(w, kAhead + line);
         if (fresh) {
             for (size_t line = 0; line < kBlock * sizeof(T); line += 64) prefetch(fresh, kAhead + line);
-            for (size_t i = 0; i < 4; i++) out.masks[4 * b + i] = ~equal64(w + 64 * i, fresh + 64 * i);
+            for (size_t i = 4 * b, at = 0; at < kBlock; i++, at += 64) {
+                out.masks[i] = ~equal64(w + at, fresh + at);
+                out.dirty |= (uint64_t)(out.masks[i] != 0) << i;
+            }
             fresh += kBlock;
         }
         scan_block(w, by, k, out.sums[b], out.classes + b * kBlock);
@@ -159,7 +163,8 @@ WC_INLINE size_t groups_at_most(const uint32_t sums[32], uint32_t target) {
     // Signed comparison: sums and target are below 2^31.
     const __m256i t = _mm256_set1_epi32((int)target);
     const __m256i a = _mm256_packs_epi32(_mm256_cmpgt_epi32(load(sums), t), _mm256_cmpgt_epi32(load(sums + 8), t));
-    const __m256i b = _mm256_packs_epi32(_mm256_cmpgt_epi32(load(sums + 16), t), _mm256_cmpgt_epi32(load(sums + 24), t));
+    const __m256i b =
+        _mm256_packs_epi32(_mm256_cmpgt_epi32(load(sums + 16), t), _mm256_cmpgt_epi32(load(sums + 24), t));
     return 32 - (size_t)__builtin_popcount((uint32_t)_mm256_movemask_epi8(_mm256_packs_epi16(a, b)));
 }
 
@@ -169,7 +174,8 @@ WC_INLINE __m256i edges_above(const uint8_t* classes, const Lookup& k, uint32_t 
     const __m128i b1 = _mm_shuffle_epi8(_mm256_castsi256_si128(k.plane[1]), c);
     const __m128i b2 = _mm_shuffle_epi8(_mm256_castsi256_si128(k.plane[2]), c);
     const __m128i b01 = _mm_unpacklo_epi8(b0, b1), b23 = _mm_unpacklo_epi8(b2, _mm_setzero_si128());
-    __m256i x = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(b01, b23)), _mm_unpackhi_epi16(b01, b23), 1);
+    __m256i x =
+        _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_unpacklo_epi16(b01, b23)), _mm_unpackhi_epi16(b01, b23), 1);
     x = _mm256_add_epi32(x, _mm256_slli_si256(x, 4));
     x = _mm256_add_epi32(x, _mm256_slli_si256(x, 8));
     const __m256i first_half = _mm256_shuffle_epi32(_mm256_permute2x128_si256(x, x, 0x08), 0xFF);

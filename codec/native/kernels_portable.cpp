@@ -19,9 +19,10 @@ template <class T>
 void scan(const void* before, const void* after, size_t count, const HazardTable& hazards, Scan& out) {
     const T* w = (const T*)before;
     const int shift = hazards.field.mantissa_bits;
+    out.dirty = 0;
     if (after) {
-        std::memset(out.masks, 0, sizeof out.masks);
         diff<T>(before, after, count, out.masks);
+        for (size_t j = 0; j < (count + 63) / 64; j++) out.dirty |= (uint64_t)(out.masks[j] != 0) << j;
     }
     out.blocks = (count + kBlock - 1) / kBlock;
     for (size_t i = 0; i < count; i++) out.classes[i] = hazards.class_of_key[w[i] >> shift];

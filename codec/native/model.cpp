@@ -107,7 +107,8 @@ HazardTable make_hazards(const Model& model) {
         t.by_class[c] = hazard_of_code(model.code[c]);
         for (int byte = 0; byte < 3; byte++) t.plane[byte][c] = (uint8_t)(t.by_class[c] >> (8 * byte));
     }
-    for (int key = 0; key < kMaxKeys; key++) t.class_of_key[key] = (uint8_t)model.class_of_key(key & (model.keys() - 1));
+    for (int key = 0; key < kMaxKeys; key++)
+        t.class_of_key[key] = (uint8_t)model.class_of_key(key & (model.keys() - 1));
     return t;
 }
 

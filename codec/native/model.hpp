@@ -12,7 +12,7 @@ constexpr int kClasses = 16;
 constexpr int kFrequencyBits = 12;
 constexpr int kFrequencyTotal = 1 << kFrequencyBits;
 constexpr int kSymbols = 125;
-constexpr int kEscape = 124;          // mode exponent: all bits of the new value follow
+constexpr int kEscape = 124;           // mode exponent: all bits of the new value follow
 constexpr int kExponentSymbols = 124;  // mode exponent: 2 * (top - exponent) + sign flip, for 62 exponents
 
 // step: the signed distance in units in the last place. exponent: the new exponent and mantissa, for weights so
@@ -52,9 +52,9 @@ struct ValueModel {
 
 struct Model {
     Field field;
-    uint8_t lowest = 0;                    // exponents up to this one are class 0, then one class each, 15 the rest
-    uint8_t code[kClasses] = {};           // hazard codes; 0: no weight of the class changes
-    uint8_t value_of[kClasses] = {};       // index into values, meaningful where code is not 0
+    uint8_t lowest = 0;               // exponents up to this one are class 0, then one class each, 15 the rest
+    uint8_t code[kClasses] = {};      // hazard codes; 0: no weight of the class changes
+    uint8_t value_of[kClasses] = {};  // index into values, meaningful where code is not 0
     std::vector<ValueModel> values;
 
     int keys() const { return 2 << field.exponent_bits; }

@@ -53,10 +53,11 @@ nb::object ulp_changes(const Source& body, size_t count) {
     return nb::int_(changes);
 }
 
-// Fills index and bits, which have room for what ulp_changes said; the digest of the result, or why it was refused.
+// Fills index and bits, which have room for what ulp_changes said; the digest of the result (nothing if not wanted), or
+// why the body was refused.
 nb::object ulp_decode(const Source& base, const Source& body, int exponent_bits, int mantissa_bits,
-                      const nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& index, const Target& bits,
-                      bool portable) {
+                      const nb::ndarray<uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>& index,
+                      const Target& bits, bool portable, bool wants_digest) {
     const Dtype d = dtype_of(exponent_bits, mantissa_bits);
     const size_t width = (size_t)d.width;
     require(base.size() % width == 0 && bits.size() == index.size() * width, "index and bits differ in size");
@@ -66,11 +67,11 @@ nb::object ulp_decode(const Source& base, const Source& body, int exponent_bits,
         nb::gil_scoped_release unlocked;
         PatchedDigest sink(base.data(), d.width);
         fault = decode_body(base.data(), base.size() / width, d, body.data(), body.size(), portable, index.data(),
-                            bits.data(), index.size(), &sink);
+                            bits.data(), index.size(), wants_digest ? &sink : nullptr);
         sink.finish(digest);
     }
     if (fault != Fault::none) return nb::str(name_of(fault));
-    return to_bytes(digest, kDigestBytes);
+    return to_bytes(digest, wants_digest ? kDigestBytes : 0);
 }
 
 void require_width(int width) { require(width == 1 || width == 2 || width == 4 || width == 8, "unknown item size"); }
@@ -100,7 +101,8 @@ nb::bytes patched_digest(const Source& base, int width, const Index& index, cons
     bool fits;
     {
         nb::gil_scoped_release unlocked;
-        fits = digest_patched(base.data(), base.size() / (size_t)width, width, index.data(), bits.data(), index.size(), digest);
+        fits = digest_patched(base.data(), base.size() / (size_t)width, width, index.data(), bits.data(), index.size(),
+                              digest);
     }
     require(fits, "the indices do not ascend within the base");
     return to_bytes(digest, kDigestBytes);
@@ -112,7 +114,8 @@ NB_MODULE(_native, m) {
     m.doc() = "weightcast codec kernels: arrays as bytes, every heavy loop without the GIL";
     m.def("ulp_encode", &ulp_encode, "base"_a, "new"_a, "exponent_bits"_a, "mantissa_bits"_a, "portable"_a);
     m.def("ulp_changes", &ulp_changes, "body"_a, "count"_a);
-    m.def("ulp_decode", &ulp_decode, "base"_a, "body"_a, "exponent_bits"_a, "mantissa_bits"_a, "index"_a, "bits"_a, "portable"_a);
+    m.def("ulp_decode", &ulp_decode, "base"_a, "body"_a, "exponent_bits"_a, "mantissa_bits"_a, "index"_a, "bits"_a,
+          "portable"_a, "digest"_a = true);
     m.def("count_changed", &changed_count, "a"_a, "b"_a, "item_bytes"_a);
     m.def("scatter", &store_changes, "buffer"_a, "item_bytes"_a, "index"_a, "bits"_a);
     m.def("digest_patched", &patched_digest, "base"_a, "item_bytes"_a, "index"_a, "bits"_a);

@@ -15,10 +15,14 @@ void store(void* buffer, size_t from, const uint32_t* index, const void* bits, s
 }
 
 void store(void* buffer, size_t from, size_t width, const uint32_t* index, const void* bits, size_t changes) {
-    if (width == 1) store<uint8_t>(buffer, from, index, bits, changes);
-    else if (width == 2) store<uint16_t>(buffer, from, index, bits, changes);
-    else if (width == 4) store<uint32_t>(buffer, from, index, bits, changes);
-    else store<uint64_t>(buffer, from, index, bits, changes);
+    if (width == 1)
+        store<uint8_t>(buffer, from, index, bits, changes);
+    else if (width == 2)
+        store<uint16_t>(buffer, from, index, bits, changes);
+    else if (width == 4)
+        store<uint32_t>(buffer, from, index, bits, changes);
+    else
+        store<uint64_t>(buffer, from, index, bits, changes);
 }
 
 bool ascends_below(const uint32_t* index, size_t changes, size_t count) {

@@ -1,4 +1,5 @@
-// 64-bit rANS with 32-bit renormalisation. A state lies in [2^31, 2^63); an interval is [start, start + width) of 2^bits.
+// 64-bit rANS with 32-bit renormalisation. A state lies in [2^31, 2^63); an interval is [start, start + width) of
+// 2^bits.
 #pragma once
 
 #include "common.hpp"

@@ -50,8 +50,10 @@ uint32_t exact_hazard(uint32_t u) {
     uint32_t low = 0, high = kHazardLimit;
     while (low < high) {
         const uint32_t middle = low + (high - low + 1) / 2;
-        if (survival(kSurvival, middle) > u) low = middle;
-        else high = middle - 1;
+        if (survival(kSurvival, middle) > u)
+            low = middle;
+        else
+            high = middle - 1;
     }
     return low;
 }

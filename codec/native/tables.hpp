@@ -5,14 +5,14 @@
 
 namespace weightcast {
 
-constexpr int kHazardBits = 20;                      // hazards are in units of 2^-20 bit
+constexpr int kHazardBits = 20;                       // hazards are in units of 2^-20 bit
 constexpr uint32_t kHazardLimit = 8u << kHazardBits;  // beyond 8 bits a skip event is coded
-constexpr int kHazardCodes = 176;                    // codes 0..175, the largest stands for 7.34 bits
-constexpr int kSurvivalBits = 29;                    // probabilities are in units of 2^-29
+constexpr int kHazardCodes = 176;                     // codes 0..175, the largest stands for 7.34 bits
+constexpr int kSurvivalBits = 29;                     // probabilities are in units of 2^-29
 
 struct SurvivalTables {
-    uint32_t coarse[1024];     // floor(2^31 * 2^(-i / 2^10))
-    uint32_t fine[1024];       // floor(2^31 * 2^(-i / 2^20))
+    uint32_t coarse[1024];        // floor(2^31 * 2^(-i / 2^10))
+    uint32_t fine[1024];          // floor(2^31 * 2^(-i / 2^20))
     uint32_t log_mantissa[1025];  // about 2^28 * log2(1 + i / 1024); only speeds up the decoder's search
 };
 

@@ -21,7 +21,8 @@ bool is_supported(const Dtype& dtype);
 uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
                      std::vector<uint8_t>& out);
 
-// How many changes a body claims, and that its lengths agree with each other and with `count`. Reads a few bytes a chunk.
+// How many changes a body claims, and that its lengths agree with each other and with `count`. Reads a few bytes of
+// each chunk.
 Fault count_changes(const uint8_t* body, size_t size, size_t count, uint64_t& changes);
 
 // Receives the digest's input piece by piece while it is in the cache; see patch.hpp.

@@ -19,7 +19,8 @@ WC_INLINE Value exponent_value(T before, T after, const Field& field, int top) {
 }
 
 template <class T>
-WC_INLINE void put_value(T before, T after, const ValueModel& m, const Field& field, uint64_t& state, uint32_t*& words) {
+WC_INLINE void put_value(T before, T after, const ValueModel& m, const Field& field, uint64_t& state,
+                         uint32_t*& words) {
     if (WC_LIKELY(m.mode == Mode::step)) {
         const Value v = step_value(before, after);
         const int raw = step_raw_bits(v.symbol);
@@ -49,7 +50,8 @@ void count_exponents(Changes<T>& changes, const Model& model, ValueCounts& count
     for (size_t i = 0; i < changes.before.size(); i++) {
         const T before = changes.before[i], after = changes.after[i];
         const int c = model.class_of_key((int)(before >> shift));
-        if (counts.wants_exponent[c]) counts.exponent[c][2 * ((uint32_t)(after >> shift) & mask) + sign_flip(before, after)]++;
+        if (counts.wants_exponent[c])
+            counts.exponent[c][2 * ((uint32_t)(after >> shift) & mask) + sign_flip(before, after)]++;
     }
 }
 

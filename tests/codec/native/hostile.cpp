@@ -47,7 +47,8 @@ Case draw(Random& random) {
         uint32_t w = (uint32_t)random();
         if (!any) {
             const int mantissa = c.dtype.field.mantissa_bits;
-            const uint32_t exponent = ((1u << c.dtype.field.exponent_bits) / 2) - (uint32_t)lowest_bit(random() | 1 << 9);
+            const uint32_t exponent =
+                ((1u << c.dtype.field.exponent_bits) / 2) - (uint32_t)lowest_bit(random() | 1 << 9);
             w = (w & ((1u << mantissa) - 1)) | exponent << mantissa | (w >> 31) << (width * 8 - 1);
         }
         std::memcpy(c.base.get() + i * width, &w, width);
@@ -65,7 +66,8 @@ Case draw(Random& random) {
 }
 
 // Decodes into blocks of exactly the claimed size; true with the result in `out` if the body was accepted.
-bool decode(const Case& c, const std::vector<uint8_t>& bytes, bool portable, std::vector<uint8_t>& out, uint8_t digest[16]) {
+bool decode(const Case& c, const std::vector<uint8_t>& bytes, bool portable, std::vector<uint8_t>& out,
+            uint8_t digest[16]) {
     const std::unique_ptr<uint8_t[]> body(new uint8_t[bytes.size()]);
     std::copy(bytes.begin(), bytes.end(), body.get());
     uint64_t changes = 0;
@@ -74,8 +76,8 @@ bool decode(const Case& c, const std::vector<uint8_t>& bytes, bool portable, std
     const std::unique_ptr<uint32_t[]> index(new uint32_t[changes]);
     const std::unique_ptr<uint32_t[]> bits(new uint32_t[changes]);  // aligned for every width
     PatchedDigest sink(c.base.get(), c.dtype.width);
-    if (decode_body(c.base.get(), c.count, c.dtype, body.get(), bytes.size(), portable, index.get(), bits.get(), changes,
-                    &sink) != Fault::none)
+    if (decode_body(c.base.get(), c.count, c.dtype, body.get(), bytes.size(), portable, index.get(), bits.get(),
+                    changes, &sink) != Fault::none)
         return false;
     sink.finish(digest);
     out.assign(c.base.get(), c.base.get() + c.bytes());
@@ -93,7 +95,8 @@ std::vector<uint8_t> damage(std::vector<uint8_t> body, const std::vector<uint8_t
     const uint64_t kind = below(random, 6);
     if (kind == 0) body.resize(below(random, body.size() + 1));
     if (kind == 1) body.insert(body.end(), 1 + below(random, 9), (uint8_t)random());
-    if (kind == 2 && other.size() > 2) std::copy(other.begin(), other.begin() + (long)std::min(other.size(), body.size()) / 2, body.begin());
+    if (kind == 2 && other.size() > 2)
+        std::copy(other.begin(), other.begin() + (long)std::min(other.size(), body.size()) / 2, body.begin());
     if (kind == 3)
         for (uint8_t& b : body) b = (uint8_t)random();
     if (kind == 3 && body.size() > 1) body[0] = 0, body[1] = 24;
@@ -112,9 +115,11 @@ uint64_t run_case(uint64_t seed) {
     const Case c = draw(random);
     std::vector<uint8_t> body, portable_body, out, portable_out;
     const uint64_t changed = encode_body(c.base.get(), c.fresh.get(), c.count, c.dtype, false, body);
-    if (encode_body(c.base.get(), c.fresh.get(), c.count, c.dtype, true, portable_body) != changed || body != portable_body)
+    if (encode_body(c.base.get(), c.fresh.get(), c.count, c.dtype, true, portable_body) != changed ||
+        body != portable_body)
         fail("the kernels encode differently", seed);
-    if (changed != count_changed(c.base.get(), c.fresh.get(), c.count, c.dtype.width)) fail("changes are miscounted", seed);
+    if (changed != count_changed(c.base.get(), c.fresh.get(), c.count, c.dtype.width))
+        fail("changes are miscounted", seed);
     uint8_t wanted[16], digest[16];
     digest_of(c.fresh.get(), c.bytes(), wanted);
     for (const bool portable : {false, true}) {
@@ -129,8 +134,10 @@ uint64_t run_case(uint64_t seed) {
         const std::vector<uint8_t> bad = damage(body, other_body, random);
         uint8_t portable_digest[16];
         const bool accepted = decode(c, bad, false, out, digest);
-        if (accepted != decode(c, bad, true, portable_out, portable_digest)) fail("the kernels disagree on a bad body", seed);
-        if (accepted && (out != portable_out || std::memcmp(digest, portable_digest, 16))) fail("the kernels decode a bad body differently", seed);
+        if (accepted != decode(c, bad, true, portable_out, portable_digest))
+            fail("the kernels disagree on a bad body", seed);
+        if (accepted && (out != portable_out || std::memcmp(digest, portable_digest, 16)))
+            fail("the kernels decode a bad body differently", seed);
         if (accepted) {
             digest_of(out.data(), out.size(), wanted);
             if (std::memcmp(digest, wanted, 16)) fail("the digest is not that of the result", seed);
