@@ -57,8 +57,6 @@ ROUTES: dict[tuple[str, str], Scope | None] = {
     ("GET", "/page.js"): OPEN,
     ("GET", "/page.css"): OPEN,
     ("GET", "/docs"): OPEN,
-    ("GET", "/docs/oauth2-redirect"): OPEN,
-    ("GET", "/redoc"): OPEN,
     ("GET", "/openapi.json"): OPEN,
 }
 """(method, path template) -> the scope it takes."""

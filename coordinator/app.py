@@ -59,6 +59,10 @@ def create_app(
         description=_DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        # routes/page.py serves these.
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
     )
     app.state.coordinator = coordinator
     problems.install(app)

@@ -1,11 +1,12 @@
-"""The page for people at ``/``: static files, nothing from elsewhere."""
+"""The pages for people: ``/`` shows runs and needs nothing from elsewhere, ``/docs`` describes the API."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter
-from fastapi.responses import FileResponse
+from fastapi import APIRouter, Request
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse, JSONResponse
 
 router = APIRouter(include_in_schema=False)
 
@@ -35,3 +36,25 @@ async def script() -> FileResponse:
 async def style() -> FileResponse:
     """Return the page's style."""
     return FileResponse(_FILES / "page.css", media_type="text/css", headers=_HEADERS)
+
+
+_DOCS_HEADERS = {
+    # Swagger UI comes from a content delivery network. In a sandbox without an origin it can neither read the token
+    # that the page at / keeps nor ask the API for anything.
+    "Content-Security-Policy": "sandbox allow-scripts allow-popups",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+@router.get("/docs")
+async def docs(request: Request) -> HTMLResponse:
+    """Return the description of the API for people."""
+    page = get_swagger_ui_html(openapi_url="openapi.json", title=request.app.title, oauth2_redirect_url=None)
+    return HTMLResponse(page.body, headers=_DOCS_HEADERS)
+
+
+@router.get("/openapi.json")
+async def openapi(request: Request) -> JSONResponse:
+    """Return the description of the API for programs. It is the same everywhere, so every page may read it."""
+    return JSONResponse(request.app.openapi(), headers={"Access-Control-Allow-Origin": "*"})

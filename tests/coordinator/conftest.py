@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
 import pytest_asyncio
+import uvicorn
 from fastapi import FastAPI
 
 from coordinator.ambient import Ambient, Settings
@@ -38,6 +46,7 @@ from weight_store.reading import read_layout
 from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Receipt
 from weight_store.records import pack, sha256_hex
 from weight_store.store import Store
+from weightcast.cli import main
 
 RUN = "demo"
 
@@ -242,6 +251,94 @@ def beat() -> Beat:
         return AgentReport(run_id=run_id, state=state, staged=staged, serving=serving, ttl_s=ttl_s)
 
     return make
+
+
+WEIGHTCAST = str(Path(sys.executable).with_name("weightcast"))
+
+
+class Server:
+    """A ``weightcast coordinator`` process."""
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._ready = directory / f"ready-{time.monotonic_ns()}"
+        self._log = self._ready.with_suffix(".log")
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [WEIGHTCAST, "coordinator", "--ready-file", str(self._ready), *arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        self.first_line = ""
+
+    def url(self) -> str:
+        assert self.process.stdout is not None
+        self.first_line = self.process.stdout.readline().decode().strip()
+        assert re.match("listening on https?://(127.0.0.1|localhost|0.0.0.0):", self.first_line), self.log
+        assert self.first_line.endswith(self._ready.read_text().strip())
+        return self._ready.read_text().strip()
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def end(self, number: int) -> int:
+        self.process.send_signal(number)
+        status = self.process.wait(30)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return status
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    started: list[Server] = []
+
+    def start(*arguments: str) -> Server:
+        started.append(Server(tmp_path, *arguments))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What ``weightcast coordinator`` says when it does not start."""
+
+    def refuse(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["weightcast", "coordinator", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        told = capsys.readouterr()
+        assert (ended.value.code, told.out) == (1, "")
+        assert told.err.startswith("weightcast: ")
+        assert told.err.count("\n") == 1
+        return told.err
+
+    return refuse
+
+
+@pytest.fixture
+def listen() -> Iterator[Callable[..., str]]:
+    """``listen(app, **config)``: serve an application by uvicorn in a thread of this process; its address."""
+    started: list[tuple[uvicorn.Server, threading.Thread]] = []
+
+    def start(app: FastAPI, **config: object) -> str:
+        settings: dict[str, object] = {"port": 0, "log_level": "error", "lifespan": "on", **config}
+        server = uvicorn.Server(uvicorn.Config(app, **settings))  # type: ignore[arg-type]
+        thread = threading.Thread(target=server.run)
+        thread.start()
+        started.append((server, thread))
+        while not server.started:
+            assert thread.is_alive()
+        return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+
+    yield start
+    for server, thread in started:
+        server.force_exit = server.should_exit = True
+        thread.join()
 
 
 __all__ = ["AgentAnswer", "Beat", "Clock", "Job", "Node", "Place"]

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,56 +16,6 @@ import pytest
 from coordinator.client import Backoff, CoordinatorClient, Event, retrying
 from coordinator.errors import CoordinatorUnreachable
 from weight_store.opening import open_store
-from weightcast.cli import main
-
-WEIGHTCAST = str(Path(sys.executable).with_name("weightcast"))
-
-
-class Server:
-    """A ``weightcast coordinator`` process."""
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self._ready = directory / f"ready-{time.monotonic_ns()}"
-        self._log = self._ready.with_suffix(".log")
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [WEIGHTCAST, "coordinator", "--ready-file", str(self._ready), *arguments],
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        self.first_line = ""
-
-    def url(self) -> str:
-        assert self.process.stdout is not None
-        self.first_line = self.process.stdout.readline().decode().strip()
-        assert self.first_line.startswith("listening on http://127.0.0.1:"), self.log
-        assert self.first_line.endswith(self._ready.read_text().strip())
-        return self._ready.read_text().strip()
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def end(self, number: int) -> int:
-        self.process.send_signal(number)
-        status = self.process.wait(30)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return status
-
-
-@pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
-    started: list[Server] = []
-
-    def start(*arguments: str) -> Server:
-        started.append(Server(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for server in started:
-        if server.process.poll() is None:
-            server.end(signal.SIGKILL)
 
 
 async def until_broken(stream: AsyncIterator[Event], last: str) -> str:
@@ -79,7 +27,7 @@ async def until_broken(stream: AsyncIterator[Event], last: str) -> str:
 
 
 async def test_a_run_lives_through_the_death_of_its_coordinator(
-    place: Any, serve: Callable[..., Server], s3_url: Callable[..., str]
+    place: Any, serve: Callable[..., Any], s3_url: Callable[..., str]
 ) -> None:
     store_url = s3_url("coordinator", f"life-{time.monotonic_ns()}")
     first = serve("--store", store_url, "--port", "0", "--poll", "0.1")
@@ -127,7 +75,7 @@ async def test_a_run_lives_through_the_death_of_its_coordinator(
 
 
 async def test_a_client_waits_for_a_coordinator_that_is_not_there_yet(
-    serve: Callable[..., Server], tmp_path: Path
+    serve: Callable[..., Any], tmp_path: Path
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -145,23 +93,6 @@ async def test_a_client_waits_for_a_coordinator_that_is_not_there_yet(
         serve("--store", f"file://{tmp_path}/store", "--port", str(port))
         assert (await waiting).status == "ok"
     assert f"http://127.0.0.1:{port} does not answer" in failures[0]
-
-
-@pytest.fixture
-def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """What ``weightcast coordinator`` says when it does not start."""
-
-    def refuse(*arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["weightcast", "coordinator", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        told = capsys.readouterr()
-        assert (ended.value.code, told.out) == (1, "")
-        assert told.err.startswith("weightcast: ")
-        assert told.err.count("\n") == 1
-        return told.err
-
-    return refuse
 
 
 def test_what_keeps_it_from_starting_is_one_sentence(

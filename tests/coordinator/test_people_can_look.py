@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from click.testing import CliRunner
 
 from coordinator.app import create_app
@@ -20,17 +18,9 @@ from weightcast.commands.status import command
 
 
 @pytest.fixture
-def served(place: Any) -> Iterator[str]:
-    """The address of a coordinator on the place's store, in a thread of this process."""
-    config = uvicorn.Config(create_app(place.store), port=0, log_level="error", lifespan="on")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
+def served(place: Any, listen: Callable[..., str]) -> str:
+    """The address of a coordinator on the place's store."""
+    return listen(create_app(place.store))
 
 
 async def status(*arguments: str) -> Any:

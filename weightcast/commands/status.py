@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
-from coordinator.client import CoordinatorClient
+from coordinator.client import CoordinatorClient, Credentials
 from coordinator.wire import RegionAnswer, RunAnswer, VersionAnswer
 
 _STYLES = {"sealed": "green", "aborted": "red", "undecided": "yellow"}
@@ -25,19 +27,34 @@ _STYLES = {"sealed": "green", "aborted": "red", "undecided": "yellow"}
     envvar="WEIGHTCAST_COORDINATOR",
     help="Address of the coordinator.",
 )
+@click.option(
+    "--token-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File with your token; else WEIGHTCAST_TOKEN or WEIGHTCAST_TOKEN_FILE.",
+)
+@click.option(
+    "--ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Trust only this certificate authority (PEM); else WEIGHTCAST_CA.",
+)
 @click.option("--run", "name", help="One run in detail; without it, all runs.")
 @click.option("--versions", "limit", default=10, show_default=True, type=click.IntRange(1, 500), help="How many.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(address: str, name: str | None, limit: int, as_json: bool) -> None:
+def command(
+    address: str, token_file: Path | None, ca: Path | None, name: str | None, limit: int, as_json: bool
+) -> None:
     """Show runs, or one run's newest versions and its regions."""
+    client = partial(
+        CoordinatorClient, address, credentials=Credentials.from_environment().overridden(token_file=token_file, ca=ca)
+    )
     if name is None:
-        runs = asyncio.run(_runs(address))
+        runs = asyncio.run(_runs(client))
         if as_json:
             click.echo(json.dumps([run.model_dump(mode="json") for run in runs], indent=2))
         else:
             Console().print(_runs_table(runs))
         return
-    run, versions = asyncio.run(_run(address, name, limit))
+    run, versions = asyncio.run(_run(client, name, limit))
     if as_json:
         found = {
             "run": run.model_dump(mode="json"),
@@ -53,13 +70,15 @@ def command(address: str, name: str | None, limit: int, as_json: bool) -> None:
             console.print(f"version {version.version}: {version.reason}", style="red", markup=False)
 
 
-async def _runs(address: str) -> list[RunAnswer]:
-    async with CoordinatorClient(address) as client:
+async def _runs(connect: Callable[[], CoordinatorClient]) -> list[RunAnswer]:
+    async with connect() as client:
         return await client.runs()
 
 
-async def _run(address: str, name: str, limit: int) -> tuple[RunAnswer, list[VersionAnswer]]:
-    async with CoordinatorClient(address) as client:
+async def _run(
+    connect: Callable[[], CoordinatorClient], name: str, limit: int
+) -> tuple[RunAnswer, list[VersionAnswer]]:
+    async with connect() as client:
         return await client.run(name), await client.versions(name, limit=limit)
 
 

@@ -1,0 +1,166 @@
+"""What comes in is bounded in size and in time, on a real server with real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from coordinator.app import create_app
+from coordinator.limits import BodyLimit
+from coordinator.protocol import BoundedProtocol
+from weight_store.memory import MemoryStore
+
+PATIENCE_S = 20.0
+"""Only how long a test that fails waits."""
+BEGIN = b"POST /v1/runs/demo/terms HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+class Impatient(BoundedProtocol):
+    head_timeout_s = 0.3
+
+
+@contextlib.contextmanager
+def connected(url: str) -> Iterator[socket.socket]:
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        yield connection
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(1 << 16):
+            received += data
+    return received
+
+
+def trickled(connection: socket.socket, line: bytes) -> bytes:
+    """Send ``line`` again and again until the server closes; what it said."""
+    connection.settimeout(0.05)
+    received = b""
+    for _ in range(int(PATIENCE_S / 0.05)):
+        try:
+            connection.sendall(line)
+            data = connection.recv(1 << 16)
+        except TimeoutError:
+            continue
+        except (BrokenPipeError, ConnectionResetError):
+            return received
+        if not data:
+            return received
+        received += data
+    raise AssertionError("the connection is still open")
+
+
+@pytest.fixture
+def impatient(listen: Callable[..., str]) -> str:
+    return listen(create_app(MemoryStore()), http=Impatient, h11_max_incomplete_event_size=16 << 10)
+
+
+@pytest.mark.parametrize("begin", [b"", b"G", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
+def test_a_head_that_does_not_come_ends_the_connection(begin: bytes, impatient: str) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(begin)
+        assert until_closed(connection) == b""
+
+
+def test_a_head_that_trickles_ends_the_connection(impatient: str) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+        assert trickled(connection, b"X-More: 1\r\n") == b""
+
+
+def test_so_does_the_head_of_a_second_request(impatient: str) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /healthz HTTP/1.1\r\n")
+        assert until_closed(connection).count(b"HTTP/1.1 200 OK") == 1
+
+
+def test_many_heads_on_one_connection_are_answered(impatient: str) -> None:
+    with httpx.Client(base_url=impatient, trust_env=False) as client:
+        for _ in range(20):
+            assert client.get("/healthz").status_code == 200
+    with connected(impatient) as connection:
+        request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        connection.sendall(request * 2 + request.replace(b"Host", b"Connection: close\r\nHost"))
+        assert until_closed(connection).count(b"HTTP/1.1 200 OK") == 3
+
+
+async def test_long_answers_are_not_cut_off(impatient: str) -> None:
+    """The clock is for heads alone: a poll that waits longer than a head may take gets its answer."""
+    async with httpx.AsyncClient(base_url=impatient, trust_env=False, timeout=PATIENCE_S) as client:
+        assert (await client.post("/v1/runs/demo/terms", json={"launch": "a"})).status_code == 200
+        answer = await client.get("/v1/runs/demo/head?after=0&wait=1")
+        assert answer.json()["position"]["version"] == 0
+
+
+@pytest.mark.parametrize(
+    "line", [b"X-Long: " + b"x" * 20_000 + b"\r\n", b"X-Many: 1\r\n" * 2000], ids=["one long", "many"]
+)
+def test_heads_are_bounded(line: bytes, impatient: str) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + line)
+        assert until_closed(connection).startswith(b"HTTP/1.1 4")
+
+
+@pytest.mark.parametrize("length", [b"65537", b"9" * 30, b"-1", b"1e3", b"0x10"])
+def test_a_body_that_is_announced_too_large_is_refused_unread(length: bytes, impatient: str) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(BEGIN + b"Content-Length: " + length + b"\r\n\r\n")
+        assert until_closed(connection).split(b"\r\n")[0] in (
+            b"HTTP/1.1 413 Request Entity Too Large",
+            b"HTTP/1.1 413 Content Too Large",
+            b"HTTP/1.1 400 Bad Request",
+        )
+
+
+def test_a_body_that_never_ends_is_cut_off(impatient: str) -> None:
+    with connected(impatient) as connection:
+        connection.sendall(BEGIN + b"Transfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for _ in range(200):
+                connection.sendall(b"1000\r\n" + b" " * 4096 + b"\r\n")
+        received = until_closed(connection)
+        assert received == b"" or b" 413 " in received.split(b"\r\n")[0]
+
+
+async def test_a_body_that_trickles_is_given_up() -> None:
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            sent.append({})
+            return {"type": "http.request", "body": b'{"lau', "more_body": True}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    sent: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/runs/demo/terms",
+        "query_string": b"",
+        "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
+    }
+    await BodyLimit(create_app(MemoryStore()), timeout_s=0.05)(scope, receive, send)
+    assert answers[0]["status"] == 408
+    assert json.loads(answers[1]["body"])["code"] == "too-slow"
+
+
+def test_connections_beyond_the_limit_are_turned_away(listen: Callable[..., str]) -> None:
+    url = listen(create_app(MemoryStore()), http=BoundedProtocol, limit_concurrency=3)
+    with connected(url), connected(url), connected(url) as third:
+        third.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert until_closed(third).startswith(b"HTTP/1.1 503")
+    with httpx.Client(base_url=url, trust_env=False) as client:
+        assert client.get("/healthz").status_code in (200, 503)
