@@ -12,7 +12,7 @@ PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcas
 PIP      := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format packaging ci clean
+.PHONY: help setup demo test check format packaging tree ci clean
 
 help: ## List these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,9 +50,13 @@ check: setup ## Lint, format, types, layers and size budget
 	@$(BIN)/lint-imports > $(VENV)/layers.txt 2>&1 || { cat $(VENV)/layers.txt; exit 1; }
 	@echo "check: layers"
 	@$(BIN)/python tools/check_sizes.py $(PACKAGES)
+	@$(BIN)/python tools/tree.py --check && echo "check: README tree"
 
 format: setup ## Let ruff rewrite what it can
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format --quiet .
+
+tree: setup ## Rewrite the tree of files in README.md
+	@$(BIN)/python tools/tree.py
 
 ci: check packaging test ## What CI runs: check, packaging, test
 
