@@ -53,9 +53,9 @@ class _Pending:
 
 
 class Desk:
-    """State shared by training code and the link's thread, under one condition."""
+    """State shared by training code and the link's thread, under one condition. ``make_link`` makes that thread."""
 
-    def __init__(self, arena: Arena, attach: Attach) -> None:
+    def __init__(self, arena: Arena, attach: Attach, make_link: Callable[..., Link] = Link) -> None:
         self._arena = arena
         self._attach = attach
         self._changed = threading.Condition()
@@ -69,7 +69,7 @@ class Desk:
         self._questions: dict[int, AskServing] = {}
         self._answers: dict[int, Served] = {}
         self._ids = itertools.count()
-        self._link = Link(
+        self._link = make_link(
             arena.socket_path,
             on_connect=self._on_connect,
             on_event=self._on_event,

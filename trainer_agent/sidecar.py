@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,26 @@ def raise_defect(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-class Connection:
-    """One trainer: reads its requests in order, runs what takes long beside."""
+def _make_worker(request: Attach, emit: Callable[[Event], None]) -> Worker:
+    store = open_store(request.store)
+    return Worker(request, Arena(Path(request.arena)), store, CoordinatorClient(request.coordinator), emit)
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+
+class Connection:
+    """One trainer: reads its requests in order, runs what takes long beside.
+
+    ``make_worker`` makes the worker that an :class:`Attach` asks for, with what is to receive its events.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        make_worker: Callable[[Attach, Callable[[Event], None]], Worker] = _make_worker,
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._make_worker = make_worker
         self._worker: Worker | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -164,12 +178,10 @@ class Connection:
 
     async def _attach(self, request: Attach) -> None:
         try:
-            store = open_store(request.store)
-            coordinator = CoordinatorClient(request.coordinator)
+            self._worker = self._make_worker(request, self.emit)
         except EXPECTED as error:
             self.emit(Failed(ordinal=None, code=error.code, message=str(error)))
             return
-        self._worker = Worker(request, Arena(Path(request.arena)), store, coordinator, self.emit)
         # Not awaited: while the coordinator is away, requests (Close among them) are still to be read.
         self._spawn(self._worker.attach(), None)
 

@@ -1,0 +1,255 @@
+"""Rollout agents on simulated disks, and engines that look at a model directory at every moment they could."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from rollout_agent.agent import Agent, Ambient, Pace
+from rollout_agent.engine import Staged
+from rollout_agent.errors import DiskError, EngineRefused, RolloutError
+from rollout_agent.gate import holds
+from rollout_agent.places import Places
+from rollout_agent.replica import Replica
+from tests.rollout_agent.simdisk import Crash, SimDisk, SimLock, Volume
+from tests.rollout_agent.training import read_model
+from tests.sim.errors import Killed, Violation
+from tests.sim.loop import Process
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+MODEL, STATE = Path("/model"), Path("/state")
+PLACES = Places.of(MODEL)
+DISTRUST = frozenset({"head", "manifest", "receipt", "layout", "shard"})
+
+
+class Inline(Executor):
+    """Runs each job where it is submitted."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+class _GateLock(SimLock):
+    def __init__(self, disk: ObservedDisk) -> None:
+        self._disk = disk
+
+    def release(self) -> None:
+        self._disk.shut = False
+
+
+class ObservedDisk(SimDisk):
+    """Between any two effects an engine may begin to load, or read one more file of what it is loading.
+
+    It enters through the gate, so the agent's exclusive lock waits for it: then it reads the rest at once.
+    """
+
+    def __init__(
+        self,
+        volume: Volume,
+        *,
+        check: Callable[[int, dict[str, bytes]], None],
+        chance: random.Random,
+        volatile: tuple[Path, ...] = (),
+    ) -> None:
+        super().__init__(volume, volatile=volatile)
+        self.random = chance
+        self.check = check
+        self.shut = False
+        self.blind = False
+        self.looks = 0.2
+        self._load: tuple[int, list[Path], dict[str, bytes]] | None = None
+
+    def effect(self, what: str) -> bool:
+        if not self.dead:
+            self.look()
+        return super().effect(what)
+
+    def look(self, *, whole: bool = False) -> None:
+        """Let an engine go on; ``whole``: load all there is to see, now."""
+        if self.blind:
+            return
+        if self._load is None and not self.shut and (whole or self.random.random() < self.looks):
+            mark = holds(self, PLACES)
+            if mark is not None:
+                self._load = mark.position.version, self._files(), {}
+        if self._load is not None:
+            self._read_on(1 if not whole else len(self._load[1]))
+
+    def _files(self) -> list[Path]:
+        return sorted(p for p in self.volume.names if p.parent == MODEL and p.suffix == ".safetensors")
+
+    def _read_on(self, files: int) -> None:
+        if self._load is None:
+            return
+        version, left, found = self._load
+        for path in left[:files]:
+            inode = self.volume.names.get(path)
+            if inode is None:
+                raise Violation(f"{path} went away while an engine was loading version {version}")
+            found[path.name] = bytes(inode.data)
+        del left[:files]
+        if not left:
+            self._load = None
+            self.check(version, read_model(found))
+
+    def try_lock(self, path: Path, *, shared: bool) -> SimLock:
+        if shared or path != PLACES.gate_lock:
+            return super().try_lock(path, shared=shared)
+        self.alive()
+        if self._load is not None:
+            self._read_on(len(self._load[1]))
+        self.shut = True
+        return _GateLock(self)
+
+    def kill(self) -> ObservedDisk:
+        """Another process on the same machine; engines go on."""
+        self.dead = True
+        found = self._like(self.volume)
+        found.blind, found._load = self.blind, self._load
+        return found
+
+    def power_loss(self) -> ObservedDisk:
+        return self._like(super().power_loss().volume)
+
+    def _like(self, volume: Volume) -> ObservedDisk:
+        return ObservedDisk(volume, check=self.check, chance=self.random, volatile=self.volatile)
+
+
+class SimAgent:
+    """One agent with its machine. ``tmpfs``: the model directory does not survive a power loss."""
+
+    def __init__(self, world: World, number: int, *, tmpfs: bool) -> None:
+        self._world = world
+        self.node = f"agent-{number}"
+        self._tmpfs = tmpfs
+        self.least = 0
+        self.served = 0
+        self.restarts = 0
+        self.disk = ObservedDisk(
+            Volume(), check=self._seen, chance=world.chance, volatile=(MODEL,) if tmpfs else ()
+        )  # fmt: skip
+        self.agent: Agent | None = None
+        self.replica: Replica | None = None
+        self.process = Process(self.node)
+        self.start()
+
+    def _seen(self, version: int, tensors: dict[str, bytes]) -> None:
+        self._world.model.check_visible(self.node, version, tensors, self.least)
+        self.least = version
+
+    def start(self) -> None:
+        """Start the process."""
+        self.process = Process(self.node)
+        self.process.spawn(self._live())
+
+    def crash(self, *, power: bool) -> None:
+        """End the process (and its machine) between two effects; it comes back after a while."""
+        self.disk.dead = True
+        self.process.kill()
+        self._come_back(power=power)
+
+    def crash_at_next(self, effects: int) -> None:
+        """End it in the middle of one of its next effects on the disk."""
+        self.disk.crash_at = self.disk.effects + effects
+
+    def _come_back(self, *, power: bool) -> None:
+        world = self._world
+        world.note(f"{self.node} {'loses power' if power else 'is killed'} after effect {self.disk.effects}")
+        self.restarts += 1
+        self.agent = self.replica = None
+        self.disk = self.disk.power_loss() if power else self.disk.kill()
+        self.disk.look(whole=True)
+        if world.chaotic and world.chance.random() < 0.15:
+            self._rot()
+        world.loop.call_later(world.chance.uniform(0.1, 20.0), self.start)
+
+    def _rot(self) -> None:
+        """While nobody watches, somebody edits a weight file. Engines look again once the agent has looked."""
+        files = self.disk._files()
+        if files:
+            path = self._world.chance.choice(files)
+            data = self.disk.volume.names[path].data
+            if data:
+                data[self._world.chance.randrange(len(data))] ^= 1 << self._world.chance.randrange(8)
+                self.disk.blind, self.disk._load = True, None
+                self._world.note(f"{self.node}: {path.name} is edited")
+
+    async def _live(self) -> None:
+        world, process = self._world, self.process
+        disk = self.disk
+        try:
+            await self._follow(process, disk)
+        except Crash:
+            process.kill()
+            self._come_back(power=world.chance.random() < 0.5)
+        except (Killed, asyncio.CancelledError):
+            raise
+        except DiskError as error:
+            world.note(f"{self.node} ends: {error.code}")
+            process.kill()
+            self._come_back(power=False)
+        except RolloutError as error:
+            world.violation(f"{self.node} gave up: {error}")
+        except Exception as error:
+            world.defect(f"{self.node}: {error!r}", error)
+
+    async def _follow(self, process: Process, disk: ObservedDisk) -> None:
+        world = self._world
+        replica = await Replica.open(
+            run=world.run,
+            model_dir=MODEL,
+            state_dir=STATE if self._tmpfs else None,
+            store=world.store(process, self.node, distrust=DISTRUST),
+            disk=disk,
+            threads=1,
+            file_bytes=700,
+        )
+        disk.blind = False
+        self.replica = replica
+        self.agent = Agent(
+            replica,
+            world.run,
+            "eu-west" if self.node.endswith("0") else "us-east",
+            self.node,
+            client=cast("Any", world.client(process, self.node)),
+            engine=_Engine(self),
+            pace=Pace(longest_retry_s=10.0),
+            ambient=Ambient(clock=world.loop.time, sleep=process.sleep, draw=world.chance.random),
+        )
+        await self.agent.follow()
+
+    async def load(self, staged: Staged) -> None:
+        """What the engine does when it is told."""
+        world = self._world
+        await self.process.sleep(world.chance.uniform(0.0, 1.0))
+        if world.chaotic and world.chance.random() < 0.05:
+            raise EngineRefused("out of memory")
+        mark = holds(self.disk, PLACES)
+        if mark is None or mark.position.version != staged.version:
+            raise Violation(f"{self.node} told its engine of version {staged.version} while it holds {mark}")
+        self.disk.look(whole=True)
+        if staged.version < self.served:
+            raise Violation(f"{self.node} serves version {staged.version} after {self.served}")
+        self.served = staged.version
+
+
+class _Engine:
+    def __init__(self, agent: SimAgent) -> None:
+        self._agent = agent
+
+    async def load(self, staged: Staged) -> None:
+        await self._agent.load(staged)

@@ -1,0 +1,238 @@
+"""An object store that does to each client what object stores do: the port of weight_store over one dictionary."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, Protocol, TypeVar
+
+from tests.sim.loop import Process, SimLoop
+from tests.sim.network import Network, NoAnswer, Reply
+from weight_store.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreThrottled, StoreUnavailable
+from weight_store.keys import parse_key
+from weight_store.memory import MemoryStore
+from weight_store.retry import Retrier, RetryingStore, RetryPolicy, with_retry
+from weight_store.store import Blob, Entry
+
+T = TypeVar("T")
+
+TIMEOUT_S = 10.0
+STALE_S = 5.0
+EPOCH_S = 1_700_000_000.0
+
+
+class Watcher(Protocol):
+    """Whoever looks at every change of the bucket at the moment it happens."""
+
+    def wrote(self, key: str, before: bytes | None, after: bytes) -> None: ...
+
+    def deleted(self, key: str) -> None: ...
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine of MemoryStore, which never waits."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        value: T = done.value
+        return value
+    raise AssertionError("a memory store waited")
+
+
+class Bucket:
+    """The one true content."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop = loop
+        self._store = MemoryStore(clock=lambda: EPOCH_S + loop.time())
+        self._heads: list[tuple[float, Blob]] = []
+        self.watcher: Watcher | None = None
+        self.create_only = True
+
+    def read(self, key: str) -> bytes | None:
+        """What lies at ``key``."""
+        found = self._store._objects.get(key)
+        return None if found is None else found[0]
+
+    def get(self, key: str) -> Blob:
+        return at_once(self._store.get(key, max_bytes=1 << 40))
+
+    def stale_head(self, key: str, age_s: float) -> Blob:
+        """The head as it was ``age_s`` ago, if it was there."""
+        now_s = self._loop.time()
+        blob = self.get(key)
+        older = [old for until_s, old in self._heads if until_s > now_s - age_s]
+        return older[0] if older else blob
+
+    def create(self, key: str, data: bytes) -> str:
+        before = self.read(key)
+        if before is not None and not self.create_only:
+            self._store._objects.pop(key)
+        etag = at_once(self._store.create(key, data))
+        self._tell(key, before, data)
+        return etag
+
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        before = self.get(key)
+        found = at_once(self._store.replace(key, data, etag=etag))
+        if key.endswith("/head.json"):
+            self._heads.append((self._loop.time(), before))
+        self._tell(key, before.data, data)
+        return found
+
+    def delete(self, key: str) -> None:
+        if self.watcher is not None and self.read(key) is not None:
+            self.watcher.deleted(key)
+        at_once(self._store.delete(key))
+
+    def list(self, prefix: str) -> list[Entry]:
+        async def all_of_it() -> list[Entry]:
+            return [entry async for entry in self._store.list(prefix)]
+
+        return at_once(all_of_it())
+
+    def _tell(self, key: str, before: bytes | None, after: bytes) -> None:
+        if self.watcher is not None:
+            self.watcher.wrote(key, before, after)
+
+
+class SimStore:
+    """One process's way to the bucket."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        network: Network,
+        process: Process,
+        node: str,
+        chance: random.Random,
+        note: Callable[[str], None],
+        *,
+        distrust: frozenset[str] = frozenset(),
+    ) -> None:
+        """``distrust``: kinds of object (see keys.ParsedKey) that may reach this client with wrong bytes."""
+        self._bucket = bucket
+        self._network = network
+        self._process = process
+        self._node = node
+        self._chance = chance
+        self._note = note
+        self._distrust = distrust
+
+    def __repr__(self) -> str:
+        return f"SimStore({self._node})"
+
+    async def get(self, key: str, *, max_bytes: int) -> Blob:
+        def effect() -> Blob:
+            stale = key.endswith("/head.json") and self._network.happens(self._network.faults.stale_head)
+            blob = self._bucket.stale_head(key, self._chance.uniform(0, STALE_S)) if stale else self._bucket.get(key)
+            if len(blob.data) > max_bytes:
+                raise ObjectTooLarge(f"object {key} has {len(blob.data)} bytes; at most {max_bytes} are allowed here")
+            return Blob(self._perhaps_wrong(key, blob.data), blob.etag)
+
+        return await self._ask("get", key, effect)
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        def effect() -> bytes:
+            data = bytearray(len(buffer))
+            at_once(self._bucket._store.read_into(key, offset, memoryview(data)))
+            return self._perhaps_wrong(key, bytes(data))
+
+        data = await self._ask("read", key, effect)
+        buffer[:] = data
+
+    async def create(self, key: str, data: bytes) -> str:
+        return await self._ask("create", key, lambda: self._conditional(key, lambda: self._bucket.create(key, data)))
+
+    async def replace(self, key: str, data: bytes, *, etag: str) -> str:
+        return await self._ask(
+            "replace", key, lambda: self._conditional(key, lambda: self._bucket.replace(key, data, etag))
+        )
+
+    @asynccontextmanager
+    async def upload(self, key: str) -> AsyncIterator[SimUpload]:
+        yield SimUpload(self, self._bucket, key)
+
+    async def delete(self, key: str) -> None:
+        await self._ask("delete", key, lambda: self._bucket.delete(key))
+
+    async def list(self, prefix: str) -> AsyncIterator[Entry]:
+        for entry in await self._ask("list", prefix, lambda: self._bucket.list(prefix)):
+            yield entry
+
+    async def close(self) -> None:
+        pass
+
+    def _conditional(self, key: str, write: Callable[[], str]) -> str:
+        if self._network.happens(self._network.faults.conflict):
+            # 409: another request for this key is under way, whatever becomes of it.
+            raise PreconditionFailed(f"object {key}: conflicting request", key=key)
+        return write()
+
+    def _perhaps_wrong(self, key: str, data: bytes) -> bytes:
+        if not data or not self._distrust or not self._network.happens(self._network.faults.wrong_bytes):
+            return data
+        if parse_key(key).kind not in self._distrust:
+            return data
+        wrong = bytearray(data)
+        wrong[self._chance.randrange(len(wrong))] ^= 1 << self._chance.randrange(8)
+        self._note(f"{self._node} gets wrong bytes of {key}")
+        return bytes(wrong)
+
+    async def _ask(self, what: str, key: str, effect: Callable[[], T]) -> T:
+        def serve(reply: Reply) -> None:
+            faults = self._network.faults
+            if self._network.happens(faults.unavailable):
+                reply(StoreUnavailable(f"{key}: 500", key=key))
+            elif self._network.happens(faults.throttled):
+                reply(StoreThrottled(f"{key}: 503 SlowDown", key=key))
+            else:
+                reply(self._outcome(what, key, effect))
+
+        try:
+            found: T = await self._network.exchange(self._process, self._node, "store", serve, TIMEOUT_S)
+        except NoAnswer:
+            self._note(f"{self._node} {what} {key}: no answer")
+            raise StoreUnavailable(f"{key}: no answer in {TIMEOUT_S:g} s", key=key) from None
+        return found
+
+    def _outcome(self, what: str, key: str, effect: Callable[[], T]) -> T | StoreError:
+        try:
+            result = effect()
+        except (StoreError, ObjectTooLarge) as error:
+            self._note(f"{self._node} {what} {key}: {type(error).__name__}")
+            return error  # type: ignore[return-value]
+        self._note(f"{self._node} {what} {key}")
+        return result
+
+
+class SimUpload:
+    """As the adapters do: sent in one piece at the end, and a commit may be repeated."""
+
+    def __init__(self, store: SimStore, bucket: Bucket, key: str) -> None:
+        self._store = store
+        self._bucket = bucket
+        self._key = key
+        self._data = bytearray()
+        self._unsure = False
+
+    async def write(self, data: bytes | bytearray | memoryview) -> None:
+        await self._store._process.turn()
+        self._data += data
+
+    async def commit(self) -> None:
+        try:
+            await self._store.create(self._key, bytes(self._data))
+        except StoreUnavailable:
+            self._unsure = True
+            raise
+        except PreconditionFailed:
+            if not self._unsure or self._bucket.read(self._key) != bytes(self._data):
+                raise
+
+
+def retried(store: SimStore, loop: SimLoop, process: Process, chance: random.Random) -> RetryingStore:
+    """The store as agents have it."""
+    retrier = Retrier(RetryPolicy(), clock=loop.time, sleep=process.sleep, fraction=chance.random)
+    return with_retry(store, retrier)  # type: ignore[arg-type]

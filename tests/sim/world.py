@@ -1,0 +1,163 @@
+"""One simulated world: a bucket, coordinators, training jobs, agents, garbage collection, all from one seed."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import traceback
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.rollout_agent.training import Spec, Training, Weights
+from tests.sim.agents import SimAgent
+from tests.sim.coordinators import SimClient, SimCoordinator
+from tests.sim.errors import Violation
+from tests.sim.loop import Process, SimLoop
+from tests.sim.model import RUN, Model
+from tests.sim.network import Network
+from tests.sim.store import Bucket, SimStore, retried
+from tests.sim.trainers import Launch
+from weight_store.errors import WeightStoreError
+from weight_store.gc import Collector, Wish
+from weight_store.memory import MemoryStore
+from weight_store.retry import RetryingStore
+
+MIN_AGE_S = 120.0
+KEPT_LINES = 400
+SPECS: tuple[tuple[Spec, ...], ...] = (
+    (("layers.0.a", "BF16", (24, 12), "rows"), ("layers.0.b", "BF16", (12, 24), "cols"), ("norm", "F32", (16,), "all")),
+    (("layers.0.a", "BF16", (24, 12), "cols"), ("layers.0.b", "BF16", (12, 24), "1"), ("norm", "F32", (16,), "0")),
+)
+"""The same tensors, shared by the ranks in two ways: the layout changes from one launch to another."""
+
+
+@dataclass
+class World:
+    """See the module. ``chance`` draws everything but weights, which come from ``numbers``."""
+
+    seed: int
+    loop: SimLoop
+    run: str = RUN
+    chaotic: bool = True
+    coordinators: list[SimCoordinator] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
+    agents: list[SimAgent] = field(default_factory=list)
+    trace: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    _failure: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)
+        self.numbers = np.random.default_rng(self.seed)
+        self.full_every = self.chance.choice((0, 2, 3))
+        self._hash = hashlib.sha256()
+        self.steps = 0
+        self.network = Network(self.chance, self.note)
+        self.bucket = Bucket(self.loop)
+        self.model = Model(self.bucket, MIN_AGE_S)
+        self.bucket.watcher = self._Watch(self)
+        self.collections = 0
+        self._first = Training(MemoryStore(), specs=SPECS[0], seed=self.seed, aliases={}).weights
+
+    # ---- what happens, and what may not
+
+    def note(self, line: str) -> None:
+        """Add a line to the trace."""
+        text = f"{self.loop.time():.4f} {line}"
+        self._hash.update(text.encode() + b"\n")
+        self.trace.append(text)
+        self.steps += 1
+
+    @property
+    def digest(self) -> str:
+        """Names everything that happened so far."""
+        return self._hash.hexdigest()
+
+    def violation(self, sentence: str) -> None:
+        """A promise is broken, found where an exception would not reach the end of the run."""
+        self._failure = self._failure or Violation(sentence)
+
+    def defect(self, sentence: str, error: BaseException) -> None:
+        """Production code raised what no rule foresees."""
+        if isinstance(error, Violation):
+            self._failure = self._failure or error
+        else:
+            self.violation(f"{sentence}\n{''.join(traceback.format_exception(error))}")
+
+    def check(self) -> None:
+        """Raise what was found."""
+        if self._failure is not None:
+            raise self._failure
+        if self.loop.defects:
+            raise Violation(self.loop.defects[0])
+
+    @dataclass
+    class _Watch:
+        """Hands the bucket's changes to the model; what it finds must not be taken for an answer of the store."""
+
+        world: World
+
+        def wrote(self, key: str, before: bytes | None, after: bytes) -> None:
+            self._guarded(lambda: self.world.model.wrote(key, before, after))
+
+        def deleted(self, key: str) -> None:
+            self._guarded(lambda: self.world.model.deleted(key))
+
+        def _guarded(self, look: object) -> None:
+            try:
+                look()  # type: ignore[operator]
+            except Exception as error:
+                self.world.defect("the model", error)
+
+    # ---- making things
+
+    def nonce(self) -> str:
+        """16 hex digits."""
+        return f"{self.chance.getrandbits(64):016x}"
+
+    def store(self, process: Process, node: str, *, distrust: Collection[str] = ()) -> RetryingStore:
+        """The bucket as ``process`` sees it."""
+        found = SimStore(
+            self.bucket, self.network, process, node, self.chance, self.note, distrust=frozenset(distrust)
+        )
+        return retried(found, self.loop, process, self.chance)
+
+    def client(self, process: Process, node: str) -> SimClient:
+        """A coordinator's client."""
+        return SimClient(self, process, node)
+
+    def launch(self) -> Launch:
+        """Start the training job anew, from a checkpoint: one of the last publications, or the very first weights."""
+        known = list(self.model.published.values())[-6:]
+        weights: Weights = dict(self.chance.choice([*known, self._first]))
+        found = Launch(
+            world=self,
+            name=f"launch-{len(self.launches)}",
+            world_size=self.chance.choice((1, 2, 2)),
+            specs=self.chance.choice(SPECS) if self.chance.random() < 0.3 else SPECS[0],
+            weights=weights,
+            first_step=self.chance.randrange(10),
+            publications=self.chance.randint(2, 6),
+            max_wait_s=self.chance.choice((5.0, 90.0, 300.0)),
+        )
+        self.launches.append(found)
+        found.start()
+        return found
+
+    # ---- garbage collection
+
+    async def collect_for_ever(self, process: Process) -> None:
+        """Run gc again and again, as a timer would."""
+        while True:
+            await process.sleep(self.chance.uniform(20.0, 120.0))
+            collector = Collector(
+                self.store(process, "gc"), self.run, min_age_s=MIN_AGE_S, nonce=self.nonce, sleep=process.sleep
+            )
+            try:
+                await collector.collect(Wish(keep_versions=self.chance.choice((1, 2, 3))), wait=False)
+            except WeightStoreError as error:
+                self.note(f"gc ends: {error.code}")
+            else:
+                self.collections += 1
