@@ -44,12 +44,12 @@ def ours(compose: dict[str, Any]) -> dict[str, Service]:
 
 
 def test_the_parts_are_a_bucket_a_coordinator_a_trainer_and_two_regions(compose: dict[str, Any]) -> None:
-    assert set(compose["services"]) == {"minio", "bucket", "coordinator", "trainer", *AGENTS}
-    assert set(ours(compose)) == {"coordinator", "trainer", *AGENTS}
+    assert set(compose["services"]) == {"minio", "bucket", "tokens", "coordinator", "trainer", *AGENTS}
+    assert set(ours(compose)) == {"tokens", "coordinator", "trainer", *AGENTS}
 
 
 def test_regions_see_neither_each_other_nor_the_trainer(compose: dict[str, Any]) -> None:
-    networks = {name: set(service["networks"]) for name, service in compose["services"].items()}
+    networks = {name: set(service.get("networks", ())) for name, service in compose["services"].items()}
     assert not networks["eu-west"] & networks["us-east"]
     for agent in AGENTS:
         assert not networks[agent] & networks["trainer"]
@@ -60,7 +60,7 @@ def test_regions_see_neither_each_other_nor_the_trainer(compose: dict[str, Any])
 
 def test_everything_that_stays_up_has_a_health_check_and_a_pinned_image(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
-        assert "healthcheck" in service or name == "bucket"
+        assert "healthcheck" in service or name in {"bucket", "tokens"}
         assert ":" in service["image"]
         assert not service["image"].endswith(":latest")
         assert "privileged" not in service
@@ -75,8 +75,19 @@ def test_working_weights_are_in_memory_and_state_is_on_disk(compose: dict[str, A
     for agent in AGENTS:
         service = compose["services"][agent]
         assert any(mount.startswith("/models") for mount in service["tmpfs"])
-        assert [volume.partition(":")[2] for volume in service["volumes"]] == ["/state"]
-        assert service["volumes"][0].partition(":")[0] in compose["volumes"]
+        assert f"{agent}:/state" in service["volumes"]
+
+
+def test_every_part_sees_its_own_token_and_the_coordinator_only_hashes(compose: dict[str, Any]) -> None:
+    seen = {
+        name: {volume.split(":")[0] for volume in service.get("volumes", ())} & {"trainer-token", "rollout-token"}
+        for name, service in compose["services"].items()
+        if name != "tokens"
+    }
+    wanted = {"trainer": {"trainer-token"}, "eu-west": {"rollout-token"}, "us-east": {"rollout-token"}}
+    assert {name: volumes for name, volumes in seen.items() if volumes} == wanted
+    mounts = [volume for service in compose["services"].values() for volume in service.get("volumes", ())]
+    assert {mount.split(":")[0] for mount in mounts} == set(compose["volumes"])
 
 
 def test_the_image_runs_our_command_without_root(compose: dict[str, Any], root: Path) -> None:
@@ -104,15 +115,26 @@ class Containers:
             "--host=0.0.0.0": "--host=127.0.0.1",
         }
 
-    def mounted(self, name: str, path: str) -> Path:
-        """Where ``path`` of a container is here."""
-        return self._directory / name / path.lstrip("/")
+    def mounted(self, name: str, path: str) -> str:
+        """Where ``path`` of a container is here; paths that nothing is mounted on stay as they are."""
+        service = self._services[name]
+        mounts = {volume.split(":")[1]: f"volumes/{volume.split(':')[0]}" for volume in service.get("volumes", ())}
+        mounts |= {mount.split(":")[0]: f"{name}{mount.split(':')[0]}" for mount in service.get("tmpfs", ())}
+        for here in mounts.values():
+            (self._directory / here).mkdir(parents=True, exist_ok=True)
+        for mount, here in mounts.items():
+            if path == mount or path.startswith(mount + "/"):
+                return str(self._directory / here) + path.removeprefix(mount)
+        return path
 
     def start(self, name: str) -> ServerProcess:
-        argv = self._argv(name, ["weightcast", *self._services[name]["command"]])
-        (self._directory / name).mkdir(exist_ok=True)
+        service = self._services[name]
+        argv = [*service.get("entrypoint", ["weightcast"]), *service["command"]]
         process = ServerProcess(
-            argv, cwd=self._directory, log_path=self._directory / f"{name}.log", env=self._environment(name)
+            self._argv(name, argv),
+            cwd=self._directory,
+            log_path=self._directory / f"{name}.log",
+            env=self._environment(name),
         )
         self._stack.callback(process.stop)
         return process
@@ -122,24 +144,28 @@ class Containers:
         assert kind == "CMD"
         try:
             done = subprocess.run(
-                self._argv(name, command), env=self._environment(name), capture_output=True, timeout=30, check=False
+                self._argv(name, command), env=self._environment(name), capture_output=True, timeout=60, check=False
             )
         except subprocess.TimeoutExpired:
             return False
         return done.returncode == 0
 
     def _argv(self, name: str, command: list[str]) -> list[str]:
-        programs = {"weightcast": [sys.executable, "-m", "weightcast"], "python": [sys.executable]}
-        return [*programs[command[0]], *(self._local(name, word) for word in command[1:])]
+        return [self._local(name, word) for word in command]
 
     def _local(self, name: str, word: str) -> str:
         for theirs, here in self._places.items():
             word = word.replace(theirs, here)
-        return re.sub(r"(?<![\w/:.])/(models|state)\b", lambda m: str(self.mounted(name, m[1])), word)
+        # A loop variable is no directory yet: what it stands for is mounted like its siblings.
+        word = word.replace("/tokens/$scope/", f"{self._directory}/volumes/$scope-token/")
+        return re.sub(r"(?<![\w/:.])/(?:models|state|tokens)[\w/.]*", lambda m: self.mounted(name, m[0]), word)
 
     def _environment(self, name: str) -> dict[str, str]:
-        machine = {"PATH": os.environ["PATH"], "HOME": str(self._directory), "TMPDIR": str(self._directory)}
-        return machine | self._services[name]["environment"]
+        # `weightcast` and `python` are those of this environment, as in the image.
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        machine = {"PATH": path, "HOME": str(self._directory), "TMPDIR": str(self._directory)}
+        given = {name_: self._local(name, value) for name_, value in self._services[name]["environment"].items()}
+        return machine | given
 
 
 @pytest.fixture
@@ -154,6 +180,9 @@ def containers(compose: dict[str, Any], tmp_path: Path) -> Iterator[Containers]:
 
 
 def test_every_command_line_runs_and_both_regions_end_with_the_same_weights(containers: Containers) -> None:
+    tokens = containers.start("tokens")
+    wait_for(lambda: not tokens.running, 120)
+    assert tokens.log_tail().count("added ") == 2, tokens.log_tail()
     coordinator = containers.start("coordinator")
     coordinator.wait_until(lambda: containers.healthy("coordinator"))
     trainer = containers.start("trainer")
@@ -162,9 +191,9 @@ def test_every_command_line_runs_and_both_regions_end_with_the_same_weights(cont
     assert f"version {STEPS}: step {STEPS}" in trainer.log_tail(), trainer.log_tail()
     assert containers.healthy("trainer")
     for name, agent in agents.items():
-        model = containers.mounted(name, "models") / "demo"
+        model = Path(containers.mounted(name, "/models/demo"))
         agent.wait_until(lambda name=name, model=model: held(model) == STEPS and containers.healthy(name))  # type: ignore[misc]
-    models = [containers.mounted(name, "models") / "demo" for name in AGENTS]
+    models = [Path(containers.mounted(name, "/models/demo")) for name in AGENTS]
     assert tensors(models[0]) == tensors(models[1])
     assert len(tensors(models[0])) > 50
 

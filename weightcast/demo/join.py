@@ -25,14 +25,15 @@ _POLL_S = 0.2
 def run_job(settings: DemoSettings, store: str, coordinator: str, console: Console) -> None:
     """Train and publish ``settings.steps`` versions; ``DemoError`` if a rank gives up.
 
-    Credentials of the store come from the ``AWS_*`` variables of this process.
+    Credentials come from this process: those of the store from ``AWS_*``, those of the coordinator from
+    ``WEIGHTCAST_*``.
     """
     with contextlib.ExitStack() as stack:
         work = Path(tempfile.mkdtemp(prefix="weightcast-demo-"))
         stack.callback(shutil.rmtree, work, ignore_errors=True)
         stack.callback(remove_abandoned, DEFAULT_ROOT)
-        credentials = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        ranks = Ranks(environment(work, credentials))
+        ours = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "WEIGHTCAST_"))}
+        ranks = Ranks(environment(work, ours))
         stack.callback(ranks.end)
         job = JobSettings(
             store, coordinator, work, settings.ranks, settings.steps, model=settings.model, warm_up=settings.warm_up
