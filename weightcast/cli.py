@@ -31,6 +31,7 @@ _EXPECTED_ERRORS = (
     ("rollout_agent.errors", "RolloutError"),
     ("weightcast.devserver", "DevServerError"),
     ("weightcast.demo.errors", "DemoError"),
+    ("weightcast.measure.errors", "MeasureError"),
 )
 
 
