@@ -12,10 +12,10 @@ PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcas
 PIP      := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format packaging tree ci clean
+.PHONY: help setup demo test check format packaging tree ci bench-codec deltas clean
 
 help: ## List these commands
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Create .venv, install everything, build the native codec (once)
 
@@ -59,6 +59,18 @@ tree: setup ## Rewrite the tree of files in README.md
 	@$(BIN)/python tools/tree.py
 
 ci: check packaging test ## What CI runs: check, packaging, test
+
+# The peers are fetched when they are first compared with; without them their rows say so.
+BENCH_STAMP := $(VENV)/.weightcast-bench
+$(BENCH_STAMP): $(STAMP)
+	@$(PIP) install -qq --constraint constraints.txt --group bench
+	@touch $@
+
+bench-codec: $(BENCH_STAMP) ## Compare the codec with its peers (DATA=a folder of deltas, OUT=results)
+	@$(BIN)/weightcast bench codec $(if $(DATA),--data "$(DATA)") --out "$(or $(OUT),build/bench)" $(ARGS)
+
+deltas: setup ## Make real deltas from a small packaged model, in minutes (OUT=folder; ARGS=--tiny)
+	@$(BIN)/python -m bench.make_deltas "$(or $(OUT),build/deltas)" $(ARGS)
 
 clean: ## Remove .venv, builds and caches
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

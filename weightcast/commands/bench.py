@@ -55,7 +55,7 @@ def codec(
     The peers are measured if they are installed (pip install fireworks-delta-compression basilica-sdk), the picture
     is drawn if matplotlib is.
     """
-    from weightcast.measure import bench, cases, report
+    from weightcast.measure import bench, cases, picture, report
 
     def chosen() -> Iterator[Case]:
         if data is not None:
@@ -73,6 +73,6 @@ def codec(
         out.mkdir(parents=True, exist_ok=True)
         (out / "bench.json").write_text(report.to_json(measured), encoding="utf-8")
         (out / "bench.md").write_text(report.to_markdown(measured), encoding="utf-8")
-        if not report.plot(measured, out / "bench.png"):
+        if not picture.draw(measured, out / "bench.png"):
             click.echo("no picture: matplotlib is not installed", err=True)
     click.echo(report.to_json(measured) if as_json else report.to_markdown(measured))

@@ -11,7 +11,6 @@ from importlib import metadata
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from codec.digest import digest
 from weightcast.measure.coders import AUTO, LAYOUTS, OURS, Coded, Coder, Delta
@@ -19,7 +18,7 @@ from weightcast.measure.errors import MeasureError
 from weightcast.measure.pairs import Pair, groups
 from weightcast.measure.peers import PEERS
 from weightcast.measure.steps import memoryless_bits
-from weightcast.measure.timing import Budget, best_of
+from weightcast.measure.timing import Budget, best_of, one_thread
 
 PACKAGES = ("weightcast", "numpy", "torch", "zstandard", "xxhash", "fireworks-delta-compression", "basilica-sdk")
 
@@ -84,7 +83,7 @@ def run(cases: Iterable[Case], *, budget: Budget | None = None, progress: Callab
 
     Raises :class:`MeasureError` if a coder does not reproduce the new bits.
     """
-    with _one_thread(), warnings.catch_warnings():
+    with one_thread(), warnings.catch_warnings():
         # What one of the peers provokes in torch, for every tensor.
         warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
         results = [_case(case, budget or Budget(), progress) for case in cases]
@@ -174,17 +173,6 @@ def _copy_s(delta: Delta, budget: Budget) -> float:
             np.copyto(copy, group.new)
 
     return max(best_of(copy_all, lambda: None, _never, budget).cpu_s, 1e-9)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Torch's threads spin while they wait, which would count as CPU time of whoever uses torch."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _processor() -> str:

@@ -1,18 +1,14 @@
-"""A report for people and for programs: Markdown, a picture of size against speed, JSON."""
+"""A report for people and for programs: Markdown and JSON."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 from weightcast.measure.bench import CaseResult, Report, Row
 
 _HEAD = ("", "% of weights", "to ulp_v1", "bits per change", "encode GB/s", "decode GB/s", "without digest")
-_COLUMNS = 3
 _LEGEND = (
     "Sizes hold everything sent; for ARC, the payloads alone. Speeds are GB of new weights a second of CPU time, best "
     "of several, one thread. ulp_v1, fields_v1, auto and PULSEPT1 hash the new weights with XXH3-128 in that time; "
@@ -40,44 +36,12 @@ def to_markdown(report: Report) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def plot(report: Report, path: Path) -> bool:
-    """Draw size against decoding and encoding speed, one panel a case; False if matplotlib is not installed."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return False
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("Agg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    rows = -(-len(report.cases) // _COLUMNS)
-    figure, panels = pyplot.subplots(rows, min(_COLUMNS, len(report.cases)), figsize=(15, 4.4 * rows), squeeze=False)
-    for panel in panels.flat[len(report.cases) :]:
-        panel.set_axis_off()
-    for panel, case in zip(panels.flat, report.cases, strict=False):
-        for index, row in enumerate(row for row in case.rows if row.note is None):
-            points = [point for point in (row.encode_gbps, row.decode_gbps) if point]
-            panel.plot(points, [row.percent] * len(points), "-", color=f"C{index}", alpha=0.4)
-            if row.encode_gbps:
-                panel.plot(row.encode_gbps, row.percent, "<", color=f"C{index}")
-            if row.decode_gbps:
-                panel.plot(row.decode_gbps, row.percent, "o", color=f"C{index}", label=row.coder)
-        floor = 100 * case.floor_bytes / case.raw_bytes
-        if floor:
-            panel.axhline(floor, linestyle="--", color="black", linewidth=0.8, label="floor")
-        panel.axvline(case.memcpy_gbps, linestyle=":", color="black", linewidth=0.8, label="memcpy")
-        panel.set(xscale="log", yscale="log", title=_title(case), xlabel="GB/s of CPU time", ylabel="% of the weights")
-        panel.legend(fontsize=7)
-    figure.suptitle("Size against speed: encoding (triangles), decoding (circles); down and right is better")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return True
-
-
 def _overview(report: Report, title: str, cell: Callable[[Row], str]) -> str:
     coders = list(dict.fromkeys(row.coder for case in report.cases for row in case.rows))
     lines = [_line([title, *coders]), _line(["---"] + ["---:"] * len(coders))]
     for case in report.cases:
         cells = {row.coder: cell(row) for row in case.rows}
-        lines.append(_line([_title(case), *(cells.get(coder, "") for coder in coders)]))
+        lines.append(_line([title_of(case), *(cells.get(coder, "") for coder in coders)]))
     return "\n".join(lines)
 
 
@@ -89,7 +53,8 @@ def _speed(row: Row) -> str:
     return row.note or f"{_number(row.encode_gbps, 2)} / {_number(row.decode_gbps, 2)}"
 
 
-def _title(case: CaseResult) -> str:
+def title_of(case: CaseResult) -> str:
+    """The case and how much of it changed."""
     return f"{case.name} ({100 * case.changed / max(1, case.elements):.3f} % changed)"
 
 
@@ -97,7 +62,7 @@ def _table(case: CaseResult) -> str:
     default = next((row.size_bytes for row in case.rows if row.coder == "ulp_v1"), None)
     floor = 8 * case.floor_bytes / case.changed if case.changed else None
     lines = [
-        f"**{_title(case)}**: {case.elements / 1e6:.1f} M weights, {', '.join(case.dtypes)}, {case.tensors} tensors",
+        f"**{title_of(case)}**: {case.elements / 1e6:.1f} M weights, {', '.join(case.dtypes)}, {case.tensors} tensors",
         "",
         _line(_HEAD),
         _line(["---"] + ["---:"] * (len(_HEAD) - 1)),

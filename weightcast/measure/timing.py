@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+import torch
 
 State = TypeVar("State")
 Result = TypeVar("Result")
@@ -54,3 +57,14 @@ def best_of(
         if not kept or better(result, kept[0]):
             kept[:] = [result]
     return Timed(best_s, kept[0])
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep torch to one thread: its others spin while they wait, which counts as CPU time and slows small models."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,1 @@
+"""Scripts around the benchmark that need no place in the wheel."""
