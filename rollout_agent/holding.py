@@ -61,6 +61,7 @@ class Holding:
         """The record of the files that the logs lead on from."""
         self.records = StateDir(disk, places)
         self.cancelled = threading.Event()
+        self._owned = False
         self._lock: Lock | None = None
 
     # ---- opening
@@ -86,7 +87,8 @@ class Holding:
                 f"{self.places.model} and {self.places.state} belong to different runs named {self.run!r}; "
                 "remove the state directory of the older one"
             )
-        if owner is None:
+        ours = owner is not None or (len(known) > 0 and self.places.state.is_relative_to(self.places.model))
+        if not ours:
             self._refuse_foreign()
         for directory in (self.places.hidden, self.places.new, self.places.state):
             self.disk.make_dir(directory)
@@ -106,8 +108,9 @@ class Holding:
                 f"{self.places.model} holds run {self.run!r} with id {self.run_id}, the bucket now has {run_id} "
                 "under that name; use an empty directory for the new one"
             )
-        if load(self.disk, self.places.owner, Owner) is None:
+        if not self._owned:
             save(self.disk, self.places.owner, Owner(run=self.run, run_id=run_id))
+            self._owned = True
         self.run_id = run_id
 
     def _refuse_foreign(self) -> None:
@@ -155,6 +158,7 @@ class Holding:
         self.log_bytes = sum(self.disk.size(path) or 0 for path in logs)
         self.weights = Weights(self.disk, self.places.model, table)
         if not self.whole:
+            self.records.settle(logs)
             with self.exclusive():
                 presence.hide(self.disk, self.places)
                 for path in logs:
@@ -184,15 +188,8 @@ class Holding:
     def _show(self, before: tuple[Asset, ...] = ()) -> None:
         """Let engines see the version held, under :meth:`exclusive`; see :func:`presence.show`."""
         held, weights = self._both()
-        presence.show(
-            self.disk,
-            self.places,
-            held.version,
-            weights.table.index,
-            run=self.run,
-            run_id=str(self.run_id),
-            before=before,
-        )
+        index, run_id = weights.table.index, str(self.run_id)
+        presence.show(self.disk, self.places, held.version, index, run=self.run, run_id=run_id, before=before)
 
     @property
     def whole(self) -> bool:
@@ -205,9 +202,10 @@ class Holding:
         pending = load(self.disk, self.places.pending, State)
         layout = self.records.layout(pending.version.layout) if pending else None
         if pending is not None:
+            self.disk.sync_dir(self.places.state)
             if layout is not None and self._finish_install(self._table(pending, layout)):
                 return pending
-            # A reboot took them, before they were copied to where they would have lasted.
+            # A reboot took them before they were copied.
             self.disk.remove(self.places.pending)
             self.disk.sync_dir(self.places.state)
         return load(self.disk, self.places.checkpoint, State)
@@ -223,12 +221,12 @@ class Holding:
                 installing.copy_in(self.disk, self.places, source, table)
 
     def _stay_hidden(self) -> None:
-        if any(self.disk.size(path) is not None for path in (self.places.whole, *self._visible())):
+        if any(
+            self.disk.size(path) is not None
+            for path in (self.places.whole, *(self.places.model / name for name in HIDDEN))
+        ):
             with self.exclusive():
                 presence.hide(self.disk, self.places)
-
-    def _visible(self) -> list[Path]:
-        return [self.places.model / name for name in HIDDEN]
 
     def _forget(self) -> None:
         if self.weights is not None:
@@ -323,6 +321,9 @@ class Holding:
         if installing.unfinished(self.disk, self.places, table):
             with self.exclusive():
                 installing.move_in(self.disk, self.places, table)
+        # Also when there was nothing left to move: whoever moved it may have ended before this.
+        self.disk.sync_dir(self.places.model)
+        self.disk.sync_dir(self.places.new)
         return True
 
     # ---- checkpoint

@@ -27,15 +27,13 @@ def unfinished(disk: Disk, places: Places, table: FileTable) -> bool:
 
 
 def move_in(disk: Disk, places: Places, table: FileTable) -> None:
-    """Move what is still in ``new/`` into place and remove weight files of an earlier table; durable."""
+    """Move what is still in ``new/`` into place and remove weight files of an earlier table."""
     presence.hide(disk, places)
     names = {file.name for file in table.files}
     for name in sorted(names.intersection(disk.names(places.new))):
         disk.rename(places.new / name, places.model / name)
     for name in _stale(disk, places, names):
         disk.remove(places.model / name)
-    disk.sync_dir(places.model)
-    disk.sync_dir(places.new)
 
 
 def copy_in(disk: Disk, places: Places, source: Path, table: FileTable) -> None:

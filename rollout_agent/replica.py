@@ -54,6 +54,7 @@ class Replica:
         self._source = source
         self._pool = pool
         self._busy = asyncio.Lock()
+        self._heard: str | None = None
         self._owned_store: Store | None = None
 
     @classmethod
@@ -96,7 +97,7 @@ class Replica:
     @property
     def run_id(self) -> str | None:
         """The run's id, once known."""
-        return self._holding.run_id
+        return self._holding.run_id or self._heard
 
     @property
     def position(self) -> Position | None:
@@ -163,11 +164,11 @@ class Replica:
                 await self._recover()
             for attempt in range(_REPLANS):
                 head = await self._source.head()
-                await self._local(self._holding.claim, head.run_id)
-                self._source.run_id = head.run_id
+                self._heard = head.run_id
                 if head.position == GENESIS and self._holding.held is None:
                     return None
                 try:
+                    await self._claim(head)
                     await self._follow(head)
                 except ObjectNotFound:
                     if attempt == _REPLANS - 1:
@@ -222,6 +223,12 @@ class Replica:
 
     async def _recover(self) -> None:
         await self._local(self._holding.recover)
+
+    async def _claim(self, head: Head) -> None:
+        if head.position != GENESIS:
+            await self._source.check_owner(head)
+        await self._local(self._holding.claim, head.run_id)
+        self._source.run_id = head.run_id
 
     async def _follow(self, head: Head) -> None:
         held = self._holding.held

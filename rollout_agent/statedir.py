@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,6 +80,18 @@ class StateDir:
         if self.layout(sha256) is None:
             write_file(self._disk, self._places.layout(sha256), pack(layout.to_bytes()))
             self._remember(sha256, layout)
+        # Also when it was there: whoever put it there may have ended before this.
+        self._disk.sync_dir(self._places.layout(sha256).parent)
+
+    def settle(self, paths: Sequence[Path]) -> None:
+        """Make logs durable that were found committed: their writer may have ended before they were."""
+        for path in paths:
+            mapped = self._disk.map(path, writable=True)
+            try:
+                mapped.sync()
+            finally:
+                mapped.close()
+        self._disk.sync_dir(self._places.state)
 
     def _remember(self, sha256: str, layout: Layout) -> None:
         # Two: a layout of a million pieces takes hundreds of megabytes, and a step involves no more.

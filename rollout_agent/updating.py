@@ -91,6 +91,9 @@ class Updater:
                 return
             await self._local(holding.hide)
             await self._run(hops, needed, weights)
+            if not holding.copies:
+                # No log would bring these bytes back after a power loss.
+                await self._local(weights.sync)
         await self._local(holding.verify)
 
     def _trusted(self) -> Held | None:
@@ -115,6 +118,7 @@ class Updater:
         for asset in await self._local(presence.missing_assets, holding.disk, holding.places, version.assets):
             data = await self._source.asset(asset)
             await self._local(presence.keep_asset, holding.disk, holding.places, asset, data)
+        await self._local(holding.disk.sync_dir, holding.places.asset("x").parent)
 
     # ---- one step by a log
 

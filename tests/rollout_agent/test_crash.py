@@ -19,7 +19,7 @@ import pytest
 
 from rollout_agent import presence
 from rollout_agent import replica as replica_module
-from rollout_agent.errors import DamagedFiles
+from rollout_agent.errors import DamagedFiles, DiskError
 from rollout_agent.gate import holds
 from rollout_agent.places import INDEX, Places
 from rollout_agent.replica import Replica
@@ -280,7 +280,11 @@ async def one_crash(name: str, tmpfs: bool, kind: str, at: int, draw: int) -> No
     counting = Counting(world.store)
     async with await world.open(disk, counting) as replica:
         assert await replica.catch_up() == world.training.positions[world.now], where
+        await replica.checkpoint(force=True)
     assert visible(disk) == last_of(world), where
+    disk = disk.power_loss()
+    async with await world.open(disk, Down()):
+        assert visible(disk) == last_of(world), f"lost at a later reboot: {where}"
     if name in ("follow", "recovery"):
         full = world.training.manifests[1].payload_bytes
         assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
@@ -329,3 +333,40 @@ def test_has_teeth(
     switch_off(monkeypatch)
     with pytest.raises((AssertionError, DamagedFiles)):
         asyncio.run(_every_effect(name, False, kind))
+
+
+@pytest.mark.parametrize("fault", ["full", "sync"])
+@pytest.mark.parametrize("name", ["first fetch", "follow", "dense"])
+def test_every_effect_may_fail(name: str, fault: str) -> None:
+    """No space, or a sync that fails, at each effect: the same agent goes on, then the power goes."""
+    asyncio.run(_every_fault(name, fault))
+
+
+async def _every_fault(name: str, fault: str) -> None:
+    _, probe = await prepared(name, False, SEED)
+    world, _ = await prepared(name, False, SEED)
+    await SCENARIOS[name](world, probe)
+    syncs = [n for n, what in enumerate(probe.trace, 1) if what.startswith("sync ") and "sync dir" not in what]
+    for at in syncs if fault == "sync" else range(1, probe.effects + 1):
+        world, disk = await prepared(name, False, SEED * 7919 + at)
+        where = f"{name}, {fault} at effect {at} ({probe.trace[at - 1]}), WEIGHTCAST_SEED={SEED}"
+        known = visible(disk)
+        setattr(disk, {"full": "full_at", "sync": "fail_sync_at"}[fault], at)
+        await world.head(HEADS[name][1])
+        try:
+            replica = await world.open(disk)
+        except DiskError:
+            replica = await world.open(disk)
+        async with replica:
+            for _ in range(3):
+                check(world, visible(disk), known, where)
+                try:
+                    await replica.catch_up()
+                    await replica.checkpoint(force=True)
+                except DiskError:
+                    continue
+            assert await replica.catch_up() == world.training.positions[world.now], where
+            assert visible(disk) == last_of(world), where
+        disk = disk.power_loss()
+        async with await world.open(disk, Down()):
+            assert visible(disk) == last_of(world), f"lost after a reboot: {where}"
