@@ -162,6 +162,7 @@ class Replica:
         async with self._turn():
             if self._holding.unsettled:
                 await self._recover()
+            missed: Position | None = None
             for attempt in range(_REPLANS):
                 head = await self._source.head()
                 self._heard = head.run_id
@@ -169,10 +170,11 @@ class Replica:
                     return None
                 try:
                     await self._claim(head)
-                    await self._follow(head)
+                    await self._follow(head, afresh=missed == head.position)
                 except ObjectNotFound:
                     if attempt == _REPLANS - 1:
                         raise
+                    missed = head.position
                     _LOG.info("an object of version %s is gone; reading the head again", head.position)
                 else:
                     return self.position
@@ -225,14 +227,19 @@ class Replica:
         await self._local(self._holding.recover)
 
     async def _claim(self, head: Head) -> None:
-        if head.position != GENESIS:
+        if head.run_id != self._holding.run_id and head.position != GENESIS:
             await self._source.check_owner(head)
         await self._local(self._holding.claim, head.run_id)
         self._source.run_id = head.run_id
 
-    async def _follow(self, head: Head) -> None:
+    async def _follow(self, head: Head, *, afresh: bool) -> None:
         held = self._holding.held
         _check_not_back(held, head)
+        if afresh:
+            # The head has not moved, so deltas from what is held, or its repair, would meet the same gap again: they
+            # were collected. What the head reaches from its newest full never is.
+            await self._updater.advance(head.position, afresh=True)
+            return
         try:
             await self._mend()
             await self._updater.advance(head.position)

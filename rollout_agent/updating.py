@@ -52,10 +52,13 @@ class Updater:
         self._file_bytes = file_bytes
         self.fetcher = Fetcher(source.store, source.run, pool)
 
-    async def advance(self, position: Position) -> None:
-        """Bring the holding to ``position``, which is not older than what it holds."""
+    async def advance(self, position: Position, *, afresh: bool = False) -> None:
+        """Bring the holding to ``position``, which is not older than what it holds.
+
+        ``afresh``: from the newest full, whatever is held.
+        """
         manifest = await self._source.manifest(position)
-        held = self._trusted()
+        held = None if afresh else self._trusted()
         if held is None:
             await self._beside(manifest, position, None)
             return
