@@ -15,6 +15,10 @@ from weightcast.demo.proof import RegionProof
 from weightcast.demo.story import Row, Story
 
 _STATES = {"serving": "green", "staged": "yellow"}
+_COLUMNS = ("version", "step", "reward", "changed", "payload", "of BF16", "copy", "encode", "upload", "seal")
+_DISPENSABLE = ("step", "reward", "payload", "copy")
+_WIDE_COLUMNS = 150
+"""Terminals of fewer columns get a table without some of them."""
 
 
 class Show:
@@ -84,13 +88,17 @@ class Show:
 
     def _picture(self) -> RenderableType:
         table = Table(title="weightcast demo", expand=False)
-        for name in ("version", "step", "reward", "changed", "payload", "of BF16", "copy", "encode", "upload", "seal"):
+        narrow = self._console.width < _WIDE_COLUMNS
+        shown = [name for name in _COLUMNS if not (narrow and name in _DISPENSABLE)]
+        for name in shown:
             table.add_column(name, justify="right", no_wrap=True)
         for region in self._story.regions:
             table.add_column(region, no_wrap=True)
         # A screenful: what is above has been served everywhere.
         for row in self._story.rows[-max(5, self._console.height - 8) :]:
-            table.add_row(*_cells(row), *(_state(row.regions.get(region, "")) for region in self._story.regions))
+            cells = dict(zip(_COLUMNS, _cells(row), strict=True))
+            states = (_state(row.regions.get(region, ""), short=narrow) for region in self._story.regions)
+            table.add_row(*(cells[name] for name in shown), *states)
         return Group(table, Text(self._status, "dim"))
 
 
@@ -109,8 +117,11 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _state(words: str) -> Text:
-    return Text(words, _STATES.get(words.partition(" ")[0], "dim"))
+def _state(words: str, *, short: bool) -> Text:
+    """What a region does with a version; in short its colour alone says which state it is."""
+    state, _, lag = words.partition(" ")
+    style = _STATES.get(state)
+    return Text(lag if short and style else words, style or "dim")
 
 
 def say_sealed(console: Console, row: Row) -> None:
