@@ -97,7 +97,7 @@ struct ChunkHeader {
     ValueStream values;
 };
 
-LaneDecoder idle_lane() { return {kStateLow, kStateLow, {nullptr, nullptr}, 0, kNever, 0, 0, 0, 0}; }
+LaneDecoder idle_lane() { return {kStateLow, kStateLow, {nullptr, nullptr}, 0, kNever, 0, 0}; }
 
 void read_counts(Reader& in, size_t count, uint64_t changes[2]) {
     changes[0] = in.varint();
@@ -136,10 +136,8 @@ void read_header(Reader& in, size_t count, ChunkHeader& h) {
 
 void start_lane(LaneDecoder& lane) {
     if (!lane.changes_left) return;
-    lane.point = (uint32_t)(lane.state & kPointMask);
-    lane.next_point = (uint32_t)(lane.next_state & kPointMask);
-    lane.target = hazard_below(kSurvival, lane.point);
-    lane.next_distance = hazard_below(kSurvival, lane.next_point);
+    lane.target = hazard_below(kSurvival, (uint32_t)(lane.state & kPointMask));
+    lane.next_distance = hazard_below(kSurvival, (uint32_t)(lane.next_state & kPointMask));
 }
 
 // All of a stream was used, and the encoder's first states came back.

@@ -46,15 +46,14 @@ struct LaneEncoder {
 struct LaneDecoder {
     uint64_t state, next_state;  // they take turns, so that one's refill overlaps the other's search
     Words words;
-    int64_t base;    // as in LaneEncoder
-    int64_t target;  // hazard at or just below which the next event lies; kNever once all changes are decoded
-    uint32_t point, next_point;  // the states' low kSurvivalBits
-    uint32_t next_distance;      // of next_point, as hazard_below gives it
+    int64_t base;            // as in LaneEncoder
+    int64_t target;          // hazard at or just below which the next event lies; kNever once all changes are decoded
+    uint32_t next_distance;  // from an event to the target after it: hazard_below of next_state's point
     uint64_t changes_left;
 };
 
 constexpr int64_t kNever = INT64_MAX / 2;
-constexpr uint64_t kPointMask = (1ull << kSurvivalBits) - 1;
+constexpr uint64_t kPointMask = (1ull << kSurvivalBits) - 1;  // of a state, the point in the interval of an event
 
 // The positions of the changed weights of a segment, ascending; the room behind them is for writing without branches.
 struct Found {

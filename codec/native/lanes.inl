@@ -67,13 +67,12 @@ static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& 
 struct Cursor {
     LaneDecoder lane;
     const BlockSums *sums, *sums_end;
-    const uint8_t* classes;  // of the block of `sums`
-    uint32_t first;          // weight of that block
+    const uint8_t *classes, *first_class;  // of the block of `sums`; of the segment
     uint16_t* positions;
 };
 
 WC_INLINE Cursor open_cursor(const LaneDecoder& lane, const Scan& s, Found& found) {
-    return {lane, s.sums, s.sums + s.blocks, s.classes, 0, found.positions};
+    return {lane, s.sums, s.sums + s.blocks, s.classes, s.classes, found.positions};
 }
 
 // Moves to the block in which the target lies; false at the end of the segment.
@@ -85,9 +84,21 @@ WC_INLINE bool seek(Cursor& c) {
         c.lane.base -= total;
         c.sums++;
         c.classes += kBlock;
-        c.first += kBlock;
     }
     return false;
+}
+
+// Leaves the interval [below, above) that the state's point lies in, for the boundary `base`, and changes states.
+// The state stays at least 1 and below 2^63.
+WC_INLINE void take_interval(LaneDecoder& lane, uint32_t below, uint32_t above, int64_t base) {
+    const uint32_t point = (uint32_t)(lane.state & kPointMask);
+    const uint64_t left = (uint64_t)(above - below) * (lane.state >> kSurvivalBits) + (point - below);
+    const uint64_t next = rans_refill(left, lane.words);
+    lane.state = lane.next_state;
+    lane.next_state = next;
+    lane.base = base;
+    lane.target = base + lane.next_distance;
+    lane.next_distance = hazard_below(kSurvival, (uint32_t)(next & kPointMask));
 }
 
 // Decodes one event: a change, or a skip. Requires seek().
@@ -97,35 +108,25 @@ WC_INLINE bool seek(Cursor& c) {
 // moves the base to `high` > target; a skip moves it to `low`, which is above the base, because no hazard reaches
 // kHazardLimit. So positions ascend strictly, at most kSegment are found, and each call ends.
 WC_INLINE void decode_event(Cursor& c, const Lookup& k) {
-    const SurvivalTables& tables = kSurvival;
     LaneDecoder& lane = c.lane;
     const uint32_t target = (uint32_t)lane.target;
     const size_t group = groups_at_most(c.sums->sum + 1, target);  // < 32: the last sum is the total
+    const uint8_t* classes = c.classes + 8 * group;
     uint32_t edge[9];
-    const size_t inside = locate(c.classes + 8 * group, k, c.sums->sum[group], target, edge);
+    const size_t inside = locate(classes, k, c.sums->sum[group], target, edge);
     const uint32_t low = edge[inside], high = edge[inside + 1];
-    const int64_t from = (int64_t)low - lane.base, to = (int64_t)high - lane.base;
-    const bool skip = to > (int64_t)kHazardLimit;
-    const uint32_t above = survival(tables, (uint32_t)from);
-    const uint32_t below = skip ? 0 : survival(tables, (uint32_t)to);
-    if (WC_UNLIKELY(below > lane.point)) {  // hazard_below was a few units low, and a boundary lies between
-        lane.target = lane.base + exact_hazard(lane.point);
+    const uint32_t above = survival(kSurvival, (uint32_t)((int64_t)low - lane.base));
+    const int64_t reach = (int64_t)high - lane.base;
+    if (WC_UNLIKELY(reach > (int64_t)kHazardLimit)) return take_interval(lane, 0, above, low);
+    const uint32_t below = survival(kSurvival, (uint32_t)reach);
+    const uint32_t point = (uint32_t)(lane.state & kPointMask);
+    if (WC_UNLIKELY(below > point)) {  // hazard_below was a few units low, and a boundary lies between
+        lane.target = lane.base + exact_hazard(point);
         return;
     }
-    *c.positions = (uint16_t)(c.first + 8 * group + inside);
-    c.positions += !skip;
-    lane.base = skip ? low : high;
-    // above > point >= below: the state stays at least 1 and below 2^63.
-    const uint64_t next =
-        rans_refill((uint64_t)(above - below) * (lane.state >> kSurvivalBits) + lane.point - below, lane.words);
-    lane.state = lane.next_state;
-    lane.next_state = next;
-    lane.point = lane.next_point;
-    lane.next_point = (uint32_t)(next & kPointMask);
-    lane.target = lane.base + lane.next_distance;
-    lane.next_distance = hazard_below(tables, lane.next_point);
-    lane.changes_left -= !skip;
-    if (WC_UNLIKELY(lane.changes_left == 0)) lane.target = kNever;
+    *c.positions++ = (uint16_t)(classes + inside - c.first_class);
+    take_interval(lane, below, above, high);
+    if (WC_UNLIKELY(--lane.changes_left == 0)) lane.target = kNever;
 }
 
 static void decode_lanes(LaneDecoder lanes[2], const Scan scans[2], const HazardTable& hazards, Found found[2]) {
