@@ -82,6 +82,12 @@ def needed(method: str, path: str) -> Scope | None:
     raise UnknownRoute(f"there is nothing at {path[:200]}: the API is described at /docs")
 
 
+def allowed(path: str) -> str:
+    """The methods that an address takes, as in an ``Allow`` header."""
+    templates = {template for template, pattern in _PATTERNS.items() if pattern.fullmatch(path)}
+    return ", ".join(sorted(method for method, template in ROUTES if template in templates))
+
+
 def check(scope: Scope, held: Iterable[Scope] | None) -> None:
     """Return if a token that holds ``held`` (None: no token, or none that we gave out) may be used for ``scope``.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator import access
-from coordinator.errors import CoordinatorError, ScopeMissing, TokenRequired
+from coordinator.errors import CoordinatorError, MethodNotAllowed, ScopeMissing, TokenRequired
 from coordinator.problems import problem_response
 from coordinator.tokens import TokenFile
 
@@ -29,7 +29,7 @@ class Guard:
             try:
                 self._admit(scope)
             except CoordinatorError as error:
-                await problem_response(error, _challenge(error))(scope, receive, send)
+                await problem_response(error, _headers(error, scope["path"]))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -51,7 +51,9 @@ def _one(headers: _Headers, name: bytes) -> str:
     return values[0].decode("latin-1") if len(values) == 1 else ""
 
 
-def _challenge(error: CoordinatorError) -> dict[str, str]:
+def _headers(error: CoordinatorError, path: str) -> dict[str, str]:
+    if isinstance(error, MethodNotAllowed):
+        return {"Allow": access.allowed(path)}
     if isinstance(error, TokenRequired):
         return {"WWW-Authenticate": 'Bearer realm="weightcast"'}
     if isinstance(error, ScopeMissing):

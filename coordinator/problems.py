@@ -11,6 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from coordinator import access
 from coordinator.errors import (
     BadRequest,
     BodyTooLarge,
@@ -129,6 +130,8 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
         return problem_response(_too_slow(), {"Connection": "close"})
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The framework names the methods of the first route of this address alone.
+        headers = {"Allow": access.allowed(request.url.path)}
         return problem_response(
             MethodNotAllowed(f"{path} does not take {request.method}: the API is described at /docs"), headers
         )

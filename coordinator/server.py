@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 import ssl
@@ -23,9 +24,11 @@ from coordinator.app import create_app
 from coordinator.errors import CannotListen
 from coordinator.protocol import BoundedProtocol
 from coordinator.tokens import TokenFile
-from weight_store.errors import StoreUnavailable
+from weight_store.doctor import require_conditional_writes
+from weight_store.errors import StoreRefused, StoreUnavailable
 from weight_store.opening import check_reachable, open_store
 from weight_store.retry import RetryPolicy
+from weight_store.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ logger = logging.getLogger(__name__)
 _STORE_POLICY = RetryPolicy(attempts=4, max_delay_s=2.0, budget_s=8.0)
 _GRACE_S = 10
 _BACKLOG = 2048
+_CHECK_AGAIN_S = 5.0
 _KEEP_ALIVE_S = 30
 """Longer than httpx keeps an idle connection (5 s), so that it is the client that closes and no request is lost."""
 _MAX_HEADER_BYTES = 16 << 10
@@ -46,7 +50,8 @@ class ServerOptions:
 
     ``token_file`` may be left out only where ``host`` is this machine's own loopback. ``tls_cert`` and ``tls_key`` are
     PEM files, the certificate followed by its chain. Connections above ``max_connections``, or what the process's
-    limit on open files allows, are answered with HTTP 503.
+    limit on open files allows, are answered with HTTP 503. ``single_writer``: the operator vouches that nothing else
+    writes to the bucket, so that a store without sound conditional writes will do.
     """
 
     store_url: str
@@ -59,6 +64,7 @@ class ServerOptions:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     max_connections: int = 20_000
+    single_writer: bool = False
 
 
 def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
@@ -75,20 +81,53 @@ async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> Non
     _check_tls(options)
     store = open_store(options.store_url, policy=_STORE_POLICY)
     try:
-        try:
-            await check_reachable(store)
-        except StoreUnavailable as error:
-            logger.warning("starting without the store, which does not answer: %s", error)
+        checked = await _is_checked(store, options)
         app = create_app(store, settings=options.settings, tokens=tokens, local_only=tokens is None)
         with contextlib.closing(_listen(options.host, options.port)) as listener:
             url = _url(options, listener.getsockname()[1])
             server = _Server(_config(options, app), app.state.coordinator.registry.stop_waiting)
             server.on_started = lambda: _tell(options, url, announce)
-            await server.serve(sockets=[listener])
+            late = None if checked else asyncio.create_task(_check_late(store, options, server))
+            try:
+                await server.serve(sockets=[listener])
+            finally:
+                if late is not None:
+                    await _ended(late)
     finally:
         await store.close()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
+
+
+async def _is_checked(store: Store, options: ServerOptions) -> bool:
+    """Whether the store could be checked; ``StoreRefused`` if it is not fit for what would be done with it."""
+    try:
+        await check_reachable(store)
+        if not options.single_writer:
+            await require_conditional_writes(store, secrets.token_hex(8))
+    except StoreUnavailable as error:
+        logger.warning("going on without the store, which does not answer: %s", error)
+        return False
+    return True
+
+
+async def _check_late(store: Store, options: ServerOptions, server: _Server) -> None:
+    """Check a store that did not answer at the start as soon as it does, and stop the server if it is not fit."""
+    try:
+        while True:
+            await asyncio.sleep(_CHECK_AGAIN_S)
+            if await _is_checked(store, options):
+                return
+    except StoreRefused:
+        server.stop()
+        raise
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """End ``task``; raises what it raised, unless it is only cancelled now."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
 
 
 def _config(options: ServerOptions, app: FastAPI) -> uvicorn.Config:
@@ -172,14 +211,15 @@ class _Server(uvicorn.Server):
         """Replace uvicorn's, which raises the signal again after a clean stop and so ends with a failure status."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop)
+            loop.add_signal_handler(number, self.stop)
         try:
             yield
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """End long polls and finish; a second call does not wait for connections."""
         logger.info("stopping")
         self._stop_waiting()
         self.force_exit = self.should_exit  # asked twice: do not wait for connections

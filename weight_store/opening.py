@@ -1,20 +1,24 @@
 """From a store URL to a store: ``s3://bucket/prefix?endpoint=http://host:port&region=name`` or ``file:///path``.
 
 Credentials are never part of a URL, which ends up in logs and process lists; they come from the AWS chain.
+What speaks S3 is imported where an ``s3://`` URL is met: importing boto3, aiobotocore and aiohttp takes a second, which
+whoever uses a directory should not spend.
 """
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused
 from weight_store.local import LocalStore
 from weight_store.object_keys import check_object_key
 from weight_store.retry import Retrier, RetryingStore, RetryPolicy, with_retry
-from weight_store.s3 import S3Store
-from weight_store.s3_settings import S3Location, S3Options, check_endpoint
 from weight_store.store import Store
+
+if TYPE_CHECKING:
+    from weight_store.s3_settings import S3Location, S3Options
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _REGION = re.compile(r"[a-zA-Z0-9-]{1,64}")
@@ -29,6 +33,8 @@ def open_store(url: str, *, policy: RetryPolicy | None = None, options: S3Option
     retrier = Retrier(policy or RetryPolicy())
     parts = _split(url)
     if parts.scheme == "s3":
+        from weight_store.s3 import S3Store
+
         return with_retry(S3Store(_s3_location(parts), options, retrier=retrier), retrier)
     return with_retry(LocalStore(_local_path(parts)), retrier)
 
@@ -92,6 +98,8 @@ def _split(url: str) -> SplitResult:
 
 
 def _s3_location(parts: SplitResult) -> S3Location:
+    from weight_store.s3_settings import S3Location, check_endpoint
+
     bucket = parts.netloc
     if not _BUCKET.fullmatch(bucket) or ".." in bucket:
         raise StoreRefused(

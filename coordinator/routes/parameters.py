@@ -21,7 +21,15 @@ def _service(request: Request) -> Coordinator:
 
 
 Service = Annotated[Coordinator, Depends(_service)]
-RunName = Annotated[str, Path(description="Name of the run: 1 to 63 of a-z, 0-9, '.', '_' and '-'.", max_length=63)]
+RunName = Annotated[
+    str,
+    Path(
+        description="Name of the run: 1 to 63 of a-z, 0-9, '.', '_' and '-'.",
+        max_length=63,
+        # Described only: what checks it (weight_store.keys) says more than "does not match".
+        json_schema_extra={"pattern": "^[a-z0-9]([a-z0-9._-]*[a-z0-9])?$"},
+    ),
+]
 TermNumber = Annotated[int, Path(description="Term, as answered by the takeover.", ge=1, le=MAX_TERM)]
 VersionNumber = Annotated[int, Path(description="Version, as assigned when it was opened.", ge=1, le=MAX_VERSION)]
 RankNumber = Annotated[int, Path(description="Rank of the reporting trainer process.", ge=0, lt=MAX_RANKS)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -139,3 +141,12 @@ async def test_a_presigned_address_reads_one_object_without_credentials(
     await store.close()
     assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in url
     assert await asyncio.to_thread(_fetch, url) == b"0123456789"
+
+
+def test_a_directory_costs_no_import_of_what_speaks_s3(tmp_path: Path) -> None:
+    code = (
+        "import sys; from weight_store.opening import open_store; "
+        f"open_store('file://{tmp_path}'); print({{'aiobotocore', 'boto3', 'botocore'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "set()"

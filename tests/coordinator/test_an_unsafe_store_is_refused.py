@@ -1,0 +1,29 @@
+"""The coordinator does not start on a store that cannot keep two writers apart, unless told that there is only one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from coordinator.client import CoordinatorClient
+from tests.weight_store.standins import ignoring, proxied
+
+
+async def test_it_refuses_to_start_unless_it_is_the_single_writer(ministack: Any, serve: Callable[..., Any]) -> None:
+    address = urlsplit(ministack.endpoint_url)
+    async with proxied((str(address.hostname), int(address.port or 0))) as (proxy, port):
+        proxy.mode = ignoring
+        url = ministack.url("coordinator", "unsafe").replace(str(address.port), str(port))
+        refused = serve("--store", url, "--port", "0")
+        assert await asyncio.to_thread(refused.process.wait, 60) == 1
+        assert "the conditions of conditional writes are ignored" in refused.log
+        assert "--single-writer" in refused.log
+        assert "Traceback" not in refused.log
+
+        vouched = serve("--store", url, "--port", "0", "--single-writer")
+        async with CoordinatorClient(await asyncio.to_thread(vouched.url)) as client:
+            await client.ready()
+        assert await asyncio.to_thread(vouched.end, signal.SIGTERM) == 0
