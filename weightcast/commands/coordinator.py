@@ -51,6 +51,11 @@ from coordinator.server import ServerOptions, run
     type=click.IntRange(min=1),
     help="More are answered with HTTP 503; each agent holds one or two.",
 )
+@click.option(
+    "--single-writer",
+    is_flag=True,
+    help="Start on a store without sound conditional writes: nothing else may write to it. See 'weightcast doctor'.",
+)
 @click.option("--access-log", is_flag=True, help="Log every request.")
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(
@@ -64,13 +69,15 @@ def command(
     tls_cert: Path | None,
     tls_key: Path | None,
     max_connections: int,
+    single_writer: bool,
     access_log: bool,
     verbose: bool,
 ) -> None:
     """Run the service that seals versions and announces them.
 
     Prints "listening on http://HOST:PORT" once it answers; logs go to stderr. Stop it with Ctrl-C or SIGTERM. Any
-    number of coordinators may serve one bucket. Credentials come from the AWS environment, never from the URL.
+    number of coordinators may serve one bucket, so it first makes sure that the store keeps them apart. Credentials
+    come from the AWS environment, never from the URL.
 
     On any address but this machine's own it takes --token-file: requests then need a token with the right scope. The
     file is read again when it changes.
@@ -92,5 +99,6 @@ def command(
         tls_cert=tls_cert,
         tls_key=tls_key,
         max_connections=max_connections,
+        single_writer=single_writer,
     )
     run(options, lambda url: click.echo(f"listening on {url}"))
