@@ -40,9 +40,9 @@ def stubs(root: Path, tmp_path: Path, packages: tuple[str, ...]) -> Path:
         (tmp_path / package / "__init__.py").touch()
     for section in contracts(root).values():
         for line in "\n".join(section.values()).split():
-            package, _, module = line.partition(".")
-            if package in packages and module.isidentifier():
-                (tmp_path / package / f"{module}.py").touch()
+            parts = line.split(".")
+            if parts[0] in packages and len(parts) > 1 and all(part.isidentifier() for part in parts):
+                write_module(tmp_path, parts)
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def test_stubs_alone_keep_every_contract(stubs: Path) -> None:
 
 def test_breaking_a_contract_is_noticed_by_its_name(root: Path, stubs: Path) -> None:
     for module, forbidden in OFFENCES.values():
-        (stubs / f"{module.replace('.', '/')}.py").write_text(f"import {forbidden}\n")
+        write_module(stubs, module.split("."), f"import {forbidden}\n")
     complaints = lint(stubs)
     kept = [contract for contract in OFFENCES if f"{contracts(root)[contract]['name']} BROKEN" not in complaints]
     assert kept == [], complaints
@@ -61,6 +61,15 @@ def test_breaking_a_contract_is_noticed_by_its_name(root: Path, stubs: Path) -> 
 def test_every_contract_has_an_offence_here_and_a_reason_in_its_name(root: Path) -> None:
     assert set(contracts(root)) == set(OFFENCES)
     assert all(": " in section["name"] or "never" in section["name"] for section in contracts(root).values())
+
+
+def write_module(directory: Path, parts: list[str], text: str = "") -> None:
+    """Write a module, and make every package on the way to it one."""
+    for part in parts[:-1]:
+        directory = directory / part
+        directory.mkdir(exist_ok=True)
+        (directory / "__init__.py").touch()
+    (directory / f"{parts[-1]}.py").write_text(text)
 
 
 def contracts(root: Path) -> dict[str, configparser.SectionProxy]:
