@@ -46,7 +46,6 @@ class Source:
         self.run = run
         self.run_id: str | None = None
         """Once known, manifests and receipts of another run of this name are refused."""
-        self._newest: tuple[Position, Manifest] | None = None
         self._layouts: dict[str, Layout] = {}
         self._slots = asyncio.Semaphore(_PARALLEL_READS)
 
@@ -57,7 +56,7 @@ class Source:
 
     async def manifest(self, position: Position) -> Manifest:
         """The manifest of exactly this position; ``WrongRun`` if it is another run's."""
-        manifest = await self._manifest(position)
+        manifest = await read_manifest(self.store, self.run, position)
         if self.run_id is not None and manifest.run_id != self.run_id:
             raise WrongRun(f"version {position} of {self.run!r} belongs to run id {manifest.run_id}, not {self.run_id}")
         return manifest
@@ -67,17 +66,12 @@ class Source:
 
         Nothing vouches for a head's own bytes; a directory must not be given to a run that a flipped bit made up.
         """
-        manifest = await self._manifest(head.position)
+        manifest = await read_manifest(self.store, self.run, head.position)
         if manifest.run_id != head.run_id:
             raise DamagedObject(
                 f"the head of {self.run!r} names run id {head.run_id}, the manifest of version {head.position} that it "
                 f"leads to {manifest.run_id}: one of them was altered or damaged on the way"
             )
-
-    async def _manifest(self, position: Position) -> Manifest:
-        if self._newest is None or self._newest[0] != position:
-            self._newest = position, await read_manifest(self.store, self.run, position)
-        return self._newest[1]
 
     async def layout(self, sha256: str) -> Layout:
         """The layout of this digest; the last two are kept."""

@@ -71,6 +71,16 @@ async def test_a_directory_of_another_run_is_refused(training: Training, tmp_pat
         assert replica.position == training.position
 
 
+async def test_a_head_whose_run_id_was_altered_claims_no_directory(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    good = alter(training, "tiny/head.json", lambda d: d.__setitem__(d.index(b'"run_id":"') + 10, ord("f")))
+    async with await opened(training, tmp_path) as replica:
+        with pytest.raises(DamagedObject, match="one of them was altered"):
+            await replica.catch_up()
+        put(training, "tiny/head.json", good)
+        assert await replica.catch_up() == training.position
+
+
 async def test_a_directory_with_foreign_weights_is_refused(training: Training, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"mine")
     with pytest.raises(ForeignFiles, match=r"model\.safetensors"):

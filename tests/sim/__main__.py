@@ -1,5 +1,10 @@
 import sys, time
-from tests.sim.simulation import simulate
+from tests.sim.simulation import Failed, simulate
 a=int(sys.argv[1]); b=int(sys.argv[2])
+T=time.time()
 for s in range(a,b):
-    t=time.time(); r=simulate(s); print(round(time.time()-t,2), r, flush=True)
+    t=time.time()
+    try: r=simulate(s)
+    except Failed as e: print(f"{s} FAILED", str(e).split("\n\n")[-1][:1500], flush=True)
+    else: print(round(time.time()-t,2), r.seed, r.steps, f"v{r.versions} a{r.aborted} l{r.launches} r{r.restarts} d{r.deleted} {r.virtual_s:.0f}s", flush=True)
+print(time.time()-T)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SOCKET_S = 0.0005
-POLL_S = 0.25
+POLL_S = 5.0
 OVER = 900.0
 
 
@@ -71,6 +72,7 @@ class SimLink:
         self._on_event = on_event
         self._on_loss = on_loss
         self._reader: asyncio.StreamReader | None = None
+        self.heard = asyncio.Event()
         self.pid = None
         self.closed = False
 
@@ -97,6 +99,7 @@ class SimLink:
     def _deliver(self, line: bytes) -> None:
         if not self.closed and self._rank.process.alive:
             self._on_event(parse_event(line))
+            self.heard.set()
 
     def _ended(self, process: Process) -> None:
         if self.closed or not self._rank.process.alive:
@@ -182,7 +185,11 @@ class SimRank:
             except (Unreachable, StillUndecided):
                 if clock() >= deadline_s:
                     raise
-            await self.process.sleep(POLL_S)
+            self.link.heard.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self.link.heard.wait()
+            await self.process.turn()
 
     def die(self) -> None:
         """The trainer's process is gone, and with it what it started."""
