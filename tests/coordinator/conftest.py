@@ -299,8 +299,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
     yield start
     for server in started:
-        if server.process.poll() is None:
-            server.end(signal.SIGKILL)
+        server.end(signal.SIGKILL)
 
 
 @pytest.fixture
