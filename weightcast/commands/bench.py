@@ -34,6 +34,9 @@ def command() -> None:
 )
 @click.option("--most", default=1024, show_default=True, type=click.IntRange(min=1), help="MiB of --checkpoints.")
 @click.option("--weights", type=click.IntRange(min=1000), help="Weights of each synthetic delta.")
+@click.option(
+    "--cpu-seconds", default=0.4, show_default=True, type=click.FloatRange(0, 60), help="To repeat each call for."
+)
 @click.option("--seed", default=0, show_default=True, help="Of the synthetic deltas and the tiny model.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write bench.json, .md and .png here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of Markdown.")
@@ -43,6 +46,7 @@ def codec(
     checkpoints: tuple[Path, Path] | None,
     most: int,
     weights: int | None,
+    cpu_seconds: float,
     seed: int,
     out: Path | None,
     as_json: bool,
@@ -56,6 +60,7 @@ def codec(
     is drawn if matplotlib is.
     """
     from weightcast.measure import bench, cases, picture, report
+    from weightcast.measure.timing import Budget
 
     def chosen() -> Iterator[Case]:
         if data is not None:
@@ -68,7 +73,8 @@ def codec(
 
     if steps and data is None:
         raise click.UsageError("--step chooses among the steps of --data, which is not given")
-    measured = bench.run(chosen(), progress=lambda what: click.echo(what, err=True))
+    budget = Budget(cpu_s=cpu_seconds)
+    measured = bench.run(chosen(), budget=budget, progress=lambda what: click.echo(what, err=True))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "bench.json").write_text(report.to_json(measured), encoding="utf-8")
