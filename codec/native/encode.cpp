@@ -41,12 +41,12 @@ Sample take_sample(const T* base, const T* fresh, size_t count, Field field, con
     return sample;
 }
 
-void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels,
-                   Found& found) {
+void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels, Found& found,
+                   Ahead ahead) {
     lane.events.reserve(kMostEvents);
     Interval* const begin = lane.events.data();
     LaneEncoder encoder = {lane.base, lane.events.end(), begin + lane.used};
-    kernels.encode(encoder, scan, hazards, found);
+    kernels.encode(encoder, scan, hazards, found, ahead);
     lane.base = encoder.base;
     lane.used = (size_t)(encoder.used - begin);
     lane.events.set_end(encoder.end);
@@ -140,9 +140,10 @@ uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, 
     Scan scan;
     Found found;
     for (size_t i = 0; i < count; i += kSegment) {
-        const size_t lane = i / kSegment & 1;
-        kernels.scan(base + i, fresh + i, std::min(kSegment, count - i), hazards, scan);
-        encode_events(work.lanes[lane], scan, hazards, kernels, found);
+        const size_t lane = i / kSegment & 1, here = std::min(kSegment, count - i);
+        kernels.scan(base + i, fresh + i, here, hazards, scan);
+        const Ahead ahead = {fresh + i + here, here == kSegment ? kBlock * sizeof(T) : 0};
+        encode_events(work.lanes[lane], scan, hazards, kernels, found, ahead);
         collect(base + i, fresh + i, scan, found, work.changes, counts);
         changes_of[lane] += found.count;
     }

@@ -61,13 +61,20 @@ struct Found {
     uint16_t positions[kSegment + 8];
 };
 
+// Memory to ask for, block by block, while other work is done: the next segment's new weights. Its old weights are
+// asked for by the scan; both at once would keep the scan waiting while memory idles later.
+struct Ahead {
+    const void* at;
+    size_t block_bytes;
+};
+
 struct Kernels {
     // Fills `out` from count <= kSegment old weights; its masks only where the new weights are given.
     void (*scan)(const void* before, const void* after, size_t count, const HazardTable& hazards, Scan& out);
     // Bit i of masks[j]: whether weight 64 * j + i differs; (count + 63) / 64 masks, bits past count are 0.
     void (*diff)(const void* a, const void* b, size_t count, uint64_t* masks);
     // Finds the changes of one segment and appends their events. The lane has room for kMostEvents.
-    void (*encode)(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found);
+    void (*encode)(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found, Ahead ahead);
     // Decodes the events of one segment of each lane.
     void (*decode)(LaneDecoder lanes[2], const Scan scans[2], const HazardTable& hazards, Found found[2]);
 };

@@ -141,7 +141,6 @@ void scan(const void* before, const void* after, size_t count, const HazardTable
     for (size_t b = 0; b < out.blocks; b++, w += kBlock) {
         for (size_t line = 0; line < kBlock * sizeof(T); line += 64) prefetch(w, kAhead + line);
         if (fresh) {
-            for (size_t line = 0; line < kBlock * sizeof(T); line += 64) prefetch(fresh, kAhead + line);
             for (size_t i = 4 * b, at = 0; at < kBlock; i++, at += 64) {
                 out.masks[i] = ~equal64(w + at, fresh + at);
                 out.dirty |= (uint64_t)(out.masks[i] != 0) << i;

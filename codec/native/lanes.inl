@@ -37,13 +37,14 @@ WC_INLINE void list_changes(const Scan& scan, Found& found) {
     found.count = (size_t)(out - found.positions);
 }
 
-static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found) {
+static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found, Ahead ahead) {
     const Lookup k = make_lookup(hazards);
     list_changes(scan, found);
     const uint16_t *at = found.positions, *const stop = at + found.count;
     int64_t base = lane.base;
     Interval *end = lane.end, *used = lane.used;
     for (size_t b = 0; b < scan.blocks; b++) {
+        for (size_t line = 0; line < ahead.block_bytes; line += 64) prefetch(ahead.at, b * ahead.block_bytes + line);
         const BlockSums& sums = scan.sums[b];
         const uint8_t* classes = scan.classes + b * kBlock;
         for (; at < stop && *at < (b + 1) * kBlock; at++) {
