@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from coordinator.client import CoordinatorClient
 from tests.weight_store.standins import ignoring, proxied
+from weightcast.devserver import free_port
 
 
 async def test_it_refuses_to_start_unless_it_is_the_single_writer(ministack: Any, serve: Callable[..., Any]) -> None:
@@ -27,3 +28,16 @@ async def test_it_refuses_to_start_unless_it_is_the_single_writer(ministack: Any
         async with CoordinatorClient(await asyncio.to_thread(vouched.url)) as client:
             await client.ready()
         assert await asyncio.to_thread(vouched.end, signal.SIGTERM) == 0
+
+
+async def test_a_store_that_answers_late_is_checked_then(ministack: Any, serve: Callable[..., Any]) -> None:
+    address, port = urlsplit(ministack.endpoint_url), free_port()
+    url = ministack.url("coordinator", "late").replace(str(address.port), str(port))
+    waiting = serve("--store", url, "--port", "0")
+    await asyncio.to_thread(waiting.url)
+    assert "going on without the store" in waiting.log
+    async with proxied((str(address.hostname), int(address.port or 0)), port) as (proxy, _):
+        proxy.mode = ignoring
+        assert await asyncio.to_thread(waiting.process.wait, 60) == 1
+    assert "--single-writer" in waiting.log
+    assert "Traceback" not in waiting.log

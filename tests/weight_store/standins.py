@@ -125,10 +125,10 @@ class Proxy:
 
 
 @asynccontextmanager
-async def proxied(upstream: tuple[str, int]) -> AsyncIterator[tuple[Proxy, int]]:
-    """A proxy in front of ``upstream``, and its port."""
+async def proxied(upstream: tuple[str, int], port: int = 0) -> AsyncIterator[tuple[Proxy, int]]:
+    """A proxy in front of ``upstream``, and its port; 0 picks a free one."""
     proxy = Proxy(upstream)
-    server = await asyncio.start_server(proxy.handle, "127.0.0.1", 0)
+    server = await asyncio.start_server(proxy.handle, "127.0.0.1", port)
     yield proxy, server.sockets[0].getsockname()[1]
     server.close()
     await server.wait_closed()
