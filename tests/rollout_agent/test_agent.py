@@ -150,11 +150,13 @@ async def test_another_run_under_the_same_name_ends_the_agent(training: Training
     await training.publish()
     async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
         await replica.catch_up()
-        training.run_id = OTHER_RUN_ID
-        await training.move_head(training.position)
+    other = Training(MemoryStore(), run_id=OTHER_RUN_ID)
+    await other.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=other.store) as replica:
         agent = Agent(replica, "tiny", "eu-west", "a1", pace=QUICK)
         with pytest.raises(WrongRun):
             await agent.follow()
+        assert replica.position == training.position
 
 
 def test_pauses_grow_are_bounded_and_never_equal() -> None:
