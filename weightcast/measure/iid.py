@@ -31,8 +31,8 @@ _TORCH = {
 Floats = NDArray[np.float64]
 
 _NODES = 64  # of the quadrature over the update; 24 already give the same five digits
-_WIDE = 24  # neighbours that a cell may reach before the other way of integrating is cheaper
-_SAMPLED = 1024  # of the cells that reach further, in which almost no weight lies, so many are worked out
+_FEW, _WIDE = 4, 24  # neighbours that a cell may reach: in small arrays, in larger ones; then the other way pays
+_SAMPLED = 512  # of the cells that reach further, in which almost no weight lies, so many are worked out
 _TAIL = 2.0**-40  # smaller weights, in units of the scale, are so rare that they cost nothing
 
 
@@ -70,8 +70,11 @@ def floor_bits(dtype: str, lr: float, scale: float = 1.0) -> float | None:
     reach = _GAIN * _CLAMP * lr
     low = np.searchsorted(edges, edges[positive] - reach, side="right") - 1
     high = np.searchsorted(edges, edges[positive + 1] + reach, side="left")
-    wide = high - low > _WIDE
-    narrow_bits = _narrow(edges, positive[~wide], _update_nodes(lr))
+    reached = high - low
+    wide = reached > _WIDE
+    few = reached <= _FEW
+    nodes = _update_nodes(lr)
+    narrow_bits = _narrow(edges, positive[few], nodes, _FEW) + _narrow(edges, positive[~few & ~wide], nodes, _WIDE)
     every = max(1, int(wide.sum()) // _SAMPLED)
     chosen = np.flatnonzero(wide)[every // 2 :: every]
     wide_bits = _wide(edges, positive[chosen], low[chosen], high[chosen], lr)
@@ -110,10 +113,10 @@ def _update_nodes(lr: float) -> list[tuple[float, float]]:
     return list(zip(values.tolist(), [*inner.tolist(), mass, mass], strict=True))
 
 
-def _narrow(edges: Floats, cells: NDArray[np.int64], nodes: list[tuple[float, float]]) -> float:
-    """Sum of P(base) H(new | base) over ``cells`` whose weights reach few neighbours: exact in w, quadrature in u."""
+def _narrow(edges: Floats, cells: NDArray[np.int64], nodes: list[tuple[float, float]], reach: int) -> float:
+    """Sum of P(base) H(new | base) over ``cells`` that reach less than ``reach`` away: exact in w, quadrature in u."""
     below = _normal_cdf(edges, SIGMA)  # P(w < edge)
-    to = np.clip(cells[:, None] + np.arange(-_WIDE, _WIDE + 1), 0, edges.size - 2)
+    to = np.clip(cells[:, None] + np.arange(-reach, reach + 1), 0, edges.size - 2)
     joint = np.zeros(to.shape)
     for update, probability in nodes:
         shifted = _normal_cdf(edges - update, SIGMA)  # P(w + update < edge)
