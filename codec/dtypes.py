@@ -77,7 +77,7 @@ DTYPES: tuple[DType, ...] = (
 BY_NAME = {d.name: d for d in DTYPES}
 BY_CODE = {d.code: d for d in DTYPES}
 
-_TORCH_NAMES = {
+TORCH_NAMES = {
     "uint8": "U8",
     "bfloat16": "BF16",
     "float16": "F16",
@@ -99,9 +99,10 @@ _TORCH_NAMES = {
     "uint64": "U64",
     "complex64": "C64",
 }
+"""torch's name of a dtype -> the safetensors name."""
 # numpy.dtype.name of the same types; the narrow floats are those of the ml_dtypes package.
-_NUMPY_NAMES = _TORCH_NAMES | {"float4_e2m1fn": "U8"}
-_NUMPY_OF = {v: np.dtype(k) for k, v in _TORCH_NAMES.items() if not k.startswith(("bfloat", "float8", "float4"))}
+_NUMPY_NAMES = TORCH_NAMES | {"float4_e2m1fn": "U8"}
+_NUMPY_OF = {v: np.dtype(k) for k, v in TORCH_NAMES.items() if not k.startswith(("bfloat", "float8", "float4"))}
 
 
 def find(name: str) -> DType:
@@ -129,7 +130,7 @@ def is_torch(array: object) -> bool:
 def dtype_of(array: ArrayLike) -> DType:
     """The dtype of a torch tensor or numpy array; types without a name of their own count as U8 bytes."""
     if is_torch(array):
-        return BY_NAME[_TORCH_NAMES.get(str(array.dtype).removeprefix("torch."), "U8")]
+        return BY_NAME[TORCH_NAMES.get(str(array.dtype).removeprefix("torch."), "U8")]
     if not isinstance(array, np.ndarray):
         raise InvalidInput(f"expected a torch tensor or a numpy array, got {type(array).__name__}")
     if array.dtype.hasobject:
@@ -170,7 +171,7 @@ def from_bits(bits: Bits, dtype: DType, shape: tuple[int, ...], container: str) 
         raise InvalidInput(f"container is 'torch' or 'numpy', not {container!r}")
     import torch
 
-    names = {v: k for k, v in _TORCH_NAMES.items()}
+    names = {v: k for k, v in TORCH_NAMES.items()}
     torch_dtype = getattr(torch, names[dtype.name], None)
     if torch_dtype is None:
         raise InvalidInput(f"this torch has no dtype for {dtype.name}; ask for container='numpy'")

@@ -10,35 +10,14 @@ from typing import NamedTuple
 
 import torch
 
+from codec.dtypes import TORCH_NAMES
 from trainer_agent.errors import InvalidPieces
 from weight_store.boxes import Box, Dims
 from weight_store.offer import MAX_AXES
 
 _NAME = re.compile(r"[\x21-\x7e]{1,512}")
 
-_DTYPE_NAMES = {
-    "uint8": "U8",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-    "float4_e2m1fn_x2": "F4",
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "uint16": "U16",
-    "int32": "I32",
-    "uint32": "U32",
-    "int64": "I64",
-    "uint64": "U64",
-    "complex64": "C64",
-}
-_DTYPES = {name: getattr(torch, torch_name) for torch_name, name in _DTYPE_NAMES.items() if hasattr(torch, torch_name)}
+_DTYPES = {name: getattr(torch, torch_name) for torch_name, name in TORCH_NAMES.items() if hasattr(torch, torch_name)}
 
 DEFAULT_KEEP_DTYPE = ("*e_score_correction_bias", "*_scale_inv", "*_scale")
 """Tensors that inference reads in the trainer's own precision: router bias, scales of quantised weights."""
@@ -122,7 +101,7 @@ def make_casting(dtype: torch.dtype | None, keep: str | Sequence[str]) -> Castin
 def dtype_name(name: str, dtype: torch.dtype) -> str:
     """The safetensors name of a torch dtype; ``InvalidPieces`` naming the tensor if there is none."""
     try:
-        return _DTYPE_NAMES[str(dtype).removeprefix("torch.")]
+        return TORCH_NAMES[str(dtype).removeprefix("torch.")]
     except KeyError:
         raise InvalidPieces(f"{name}: checkpoints have no dtype for {dtype}; view the tensor as torch.uint8") from None
 

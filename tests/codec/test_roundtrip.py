@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import codec
 from codec import dtypes, methods
 
-TORCH_DTYPES = [getattr(torch, name) for name in (*dtypes._TORCH_NAMES, "complex128") if hasattr(torch, name)]
+TORCH_DTYPES = [getattr(torch, name) for name in (*dtypes.TORCH_NAMES, "complex128") if hasattr(torch, name)]
 SHAPES = [(), (0,), (1,), (3, 0, 2), (7,), (33, 5), (2, 3, 4)]
 NAMES = ["auto", *(m.name for m in methods.METHODS)]
 
