@@ -19,9 +19,10 @@ from coordinator.errors import (
     UnknownVersion,
     VersionAborted,
     VersionUndecided,
+    WrongRun,
 )
 from coordinator.wire import TermRequest
-from weight_store.keys import layout_key, receipt_key
+from weight_store.keys import head_key, layout_key, receipt_key
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS
 from weight_store.reading import read_head, read_manifest
@@ -92,6 +93,29 @@ async def test_a_later_launch_fences_the_earlier_one(job: Any, place: Any, node:
     given_up = await job.client.version("demo", opened.version)
     assert (given_up.state, given_up.reason.split(":")[0]) == ("aborted", "fenced")
     assert (await later.publish(step=2)).version == 3  # the number of an aborted version is never used again
+
+
+async def test_a_takeover_that_comes_late_is_told_who_was_quicker(node: Any, place: Any) -> None:
+    async def take(launch: str, seen: int | None) -> int:
+        request = TermRequest(launch=launch, expected_term=seen)
+        return (await node.client.takeover("demo", request)).term
+
+    assert await take("launch-a", 0) == 1
+    with pytest.raises(
+        Fenced, match=r"launch-a took the run over \(term 1\) after launch launch-b had seen"
+    ):
+        await take("launch-b", 0)
+    assert await take("launch-c", 1) == 2
+    assert await take("launch-c", 1) == 2  # its reply was lost: asked again, whatever it saw before
+    with pytest.raises(Fenced, match="launch-c took the run over"):
+        await take("launch-d", 1)  # sent before launch-c, came after it
+    assert await take("launch-e", None) == 3
+    await place.store.delete(head_key("demo"))
+    with pytest.raises(WrongRun, match="is gone"):
+        await take("launch-f", 3)
+    assert await take("launch-f", 0) == 1
+    with pytest.raises(WrongRun, match="was replaced by another one of its name"):
+        await take("launch-g", 3)
 
 
 async def test_only_rank_0_takes_over_and_others_wait_for_it(place: Any, node: Any) -> None:
