@@ -101,9 +101,7 @@ async def test_a_takeover_that_comes_late_is_told_who_was_quicker(node: Any, pla
         return (await node.client.takeover("demo", request)).term
 
     assert await take("launch-a", 0) == 1
-    with pytest.raises(
-        Fenced, match=r"launch-a took the run over \(term 1\) after launch launch-b had seen"
-    ):
+    with pytest.raises(Fenced, match=r"launch-a took the run over \(term 1\) after launch launch-b had seen"):
         await take("launch-b", 0)
     assert await take("launch-c", 1) == 2
     assert await take("launch-c", 1) == 2  # its reply was lost: asked again, whatever it saw before
