@@ -112,7 +112,7 @@ class Words:
     prompt_tokens: Tensor
     letters: tuple[str, ...]
     starts: Mapping[str, Tensor]
-    answer_tokens: int = 12
+    answer_tokens: int = 8
 
     def prompts(self, count: int, generator: torch.Generator) -> Tensor:
         """Some of the prompts."""
