@@ -12,7 +12,7 @@ PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcas
 PIP      := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format packaging tree ci bench-codec deltas clean
+.PHONY: help setup demo test fuzz check format packaging tree ci bench-codec deltas clean
 
 help: ## List these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,10 @@ test: setup ## Run all tests against a real S3 server and real processes (ARGS='
 
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house
+
+fuzz: ## Feed the codec's kernels damaged bodies under sanitizers (SECONDS=600)
+	@tests/codec/native/build_hostile.sh build/hostile
+	@build/hostile/hostile $$(date +%s) $(or $(SECONDS),600)s
 
 check: setup ## Lint, format, types, layers and size budget
 	@$(BIN)/ruff check --quiet . && echo "check: ruff"

@@ -27,13 +27,16 @@ void scan(const void* before, const void* after, size_t count, const HazardTable
     out.blocks = (count + kBlock - 1) / kBlock;
     for (size_t i = 0; i < count; i++) out.classes[i] = hazards.class_of_key[w[i] >> shift];
     std::memset(out.classes + count, 0, out.blocks * kBlock - count);
-    for (size_t b = 0; b < out.blocks; b++) {
-        uint32_t* sums = out.sums[b].sum;
-        uint32_t sum = sums[0] = 0;
-        for (size_t i = 0; i < kBlock; i++) {
-            if (b * kBlock + i < count) sum += hazards.by_class[out.classes[b * kBlock + i]];
-            sums[i / 8 + 1] = sum;
-        }
+    for (size_t group = 0; group < out.blocks * (kBlock / 8); group++) {
+        uint32_t* sums = out.sums[group / 32].sum + group % 32;
+        if (group % 32 == 0) sums[0] = 0;
+        const uint8_t* classes = out.classes + 8 * group;
+        uint32_t sum = 0;
+        if (8 * group + 8 <= count)  // of constant length, so that it is unrolled; few groups are cut short
+            for (size_t i = 0; i < 8; i++) sum += hazards.by_class[classes[i]];
+        else
+            for (size_t i = 8 * group; i < count; i++) sum += hazards.by_class[out.classes[i]];
+        sums[1] = sums[0] + sum;
     }
 }
 
