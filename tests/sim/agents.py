@@ -70,6 +70,8 @@ class ObservedDisk(SimDisk):
         self.check = check
         self.shut = False
         self.blind = False
+        self.sound = True
+        """False once an effect has failed: what the disk holds is then nobody's promise."""
         self.looks = 0.2
         self._load: tuple[int, list[Path], dict[str, bytes]] | None = None
 
@@ -119,11 +121,13 @@ class ObservedDisk(SimDisk):
         """Another process on the same machine; engines go on."""
         self.dead = True
         found = self._like(self.volume)
-        found.blind, found._load = self.blind, self._load
+        found.blind, found.sound, found._load = self.blind, self.sound, self._load
         return found
 
     def power_loss(self) -> ObservedDisk:
-        return self._like(super().power_loss().volume)
+        found = self._like(super().power_loss().volume)
+        found.sound = self.sound
+        return found
 
     def _like(self, volume: Volume) -> ObservedDisk:
         return ObservedDisk(volume, check=self.check, chance=self.random, volatile=self.volatile)
@@ -139,6 +143,8 @@ class SimAgent:
         self.least = 0
         self.served = 0
         self.restarts = 0
+        self._whole = False
+        """Whether what was shown must be there again when the process comes back, without asking the store."""
         self.disk = ObservedDisk(
             Volume(), check=self._seen, chance=world.chance, volatile=(MODEL,) if tmpfs else ()
         )  # fmt: skip
@@ -171,6 +177,7 @@ class SimAgent:
         world.note(f"{self.node} {'loses power' if power else 'is killed'} after effect {self.disk.effects}")
         self.restarts += 1
         self.agent = self.replica = None
+        self._whole = self.least > 0 and not (power and self._tmpfs) and self.disk.sound
         self.disk = self.disk.power_loss() if power else self.disk.kill()
         self.disk.look(whole=True)
         if world.chaotic and world.chance.random() < 0.15:
@@ -185,7 +192,7 @@ class SimAgent:
             data = self.disk.volume.names[path].data
             if data:
                 data[self._world.chance.randrange(len(data))] ^= 1 << self._world.chance.randrange(8)
-                self.disk.blind, self.disk._load = True, None
+                self.disk.blind, self.disk._load, self._whole = True, None, False
                 self._world.note(f"{self.node}: {path.name} is edited")
 
     async def _live(self) -> None:
@@ -218,6 +225,8 @@ class SimAgent:
             threads=1,
             file_bytes=700,
         )
+        if self._whole and (replica.position is None or replica.position.version < self.least):
+            raise Violation(f"{self.node} came back at {replica.position}, after it had shown version {self.least}")
         disk.blind = False
         self.replica = replica
         self.agent = Agent(

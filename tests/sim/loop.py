@@ -15,6 +15,9 @@ from typing import Any
 
 from tests.sim.errors import Killed, Stuck
 
+TICK_S = 1e-6
+"""What one round of the loop takes."""
+
 
 class SimTask(asyncio.Task[Any]):
     """A task with the same hash in every run: asyncio keeps tasks in sets, and cancels them in a set's order."""
@@ -38,8 +41,8 @@ class _Selector:
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
             raise Stuck("nothing is ready and nothing will ever be: a deadlock")
-        if timeout > 0:
-            self._loop.now_s += timeout
+        # A little more than asked: code that waits for what is left of its time would wait for nothing, for ever.
+        self._loop.now_s += timeout + TICK_S
         return []
 
 

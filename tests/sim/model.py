@@ -85,7 +85,7 @@ class Model:
 
     def wrote(self, key: str, before: bytes | None, after: bytes) -> None:
         """See :class:`~tests.sim.store.Watcher`."""
-        if not key.startswith(f"{RUN}/"):
+        if not key.startswith(f"{RUN}/") or before == after:
             return
         parsed = parse_key(key)
         if parsed.kind == "head":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from unittest import mock
 
 from rollout_agent import replica as replica_module
 from tests.sim.agents import Inline, SimAgent
+from tests.sim.chaos import Chaos
 from tests.sim.coordinators import SimCoordinator
 from tests.sim.errors import Violation
 from tests.sim.loop import Process, SimLoop
@@ -42,7 +42,16 @@ class Failed(AssertionError):
     """A violation with its seed and the last lines of the trace."""
 
 
-def simulate(seed: int, prepare: Callable[[World], None] | None = None) -> Result:
+@dataclass(frozen=True)
+class Bias:
+    """Where to look: faults and kinds of chaos to use, instead of those that the seed draws."""
+
+    faults: Faults | None = None
+    kinds: tuple[str, ...] = ()
+    tmpfs: bool | None = None
+
+
+def simulate(seed: int, bias: Bias = Bias()) -> Result:
     """Run one schedule. Raises :class:`Failed` if a promise was broken."""
     loop = SimLoop()
     enabled = gc.isenabled()
@@ -50,13 +59,11 @@ def simulate(seed: int, prepare: Callable[[World], None] | None = None) -> Resul
     gc.disable()
     asyncio.set_event_loop(loop)
     world = World(seed, loop)
-    if prepare is not None:
-        prepare(world)
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with mock.patch.object(replica_module, "ThreadPoolExecutor", Inline):
-            loop.run_until_complete(_run(world))
+            loop.run_until_complete(_run(world, bias))
         return _result(world)
     except Exception as error:
         raise Failed(_story(world, error)) from error
@@ -103,14 +110,17 @@ def _story(world: World, error: Exception) -> str:
     )
 
 
-async def _run(world: World) -> None:
-    world.network.faults = Faults.draw(world.chance)
+async def _run(world: World, bias: Bias) -> None:
+    world.network.faults = bias.faults or Faults.draw(world.chance)
     world.coordinators = [SimCoordinator(world, number) for number in range(world.chance.choice((1, 2, 2)))]
-    world.agents = [SimAgent(world, number, tmpfs=world.chance.random() < 0.5) for number in range(2)]
+    world.agents = [
+        SimAgent(world, number, tmpfs=world.chance.random() < 0.5 if bias.tmpfs is None else bias.tmpfs)
+        for number in range(2)
+    ]
     collecting = Process("gc")
     collecting.spawn(world.collect_for_ever(collecting))
     world.launch()
-    chaos = Chaos(world)
+    chaos = Chaos(world, bias.kinds)
     until_s = CHAOS_S * world.chance.uniform(0.3, 1.0)
     while world.loop.time() < until_s:
         await asyncio.sleep(world.chance.expovariate(1 / 8.0))
@@ -130,16 +140,17 @@ async def _settle(world: World) -> None:
     while not _settled(world, owner, wanted):
         await asyncio.sleep(1.0)
         world.check()
-        if not owner.running:
-            owner = _owner(world)
+        current = _owner(world)
+        if current is not owner:
+            owner = current
             owner.max_wait_s = 1e9
-            wanted = owner.publications
+            wanted = owner.publications = owner.publications + 2
         if world.loop.time() > deadline_s:
             raise Violation(f"nothing goes wrong any more, but the run does not come to rest: {_state(world, owner)}")
 
 
 def _owner(world: World) -> Launch:
-    """The launch that has the run, or will; a new one if none of those that run does."""
+    """The launch that has the run, or will; a new one if none runs. Who lost the run learns that when it publishes."""
     head = world.model.head
     running = [launch for launch in world.launches if launch.running]
     for launch in running:
@@ -183,165 +194,3 @@ def _final_checks(world: World) -> None:
                 code = None if handle.error is None else handle.error.code
                 world.model.check_outcome(launch.name, ordinal, handle.version, code)
     world.check()
-
-
-class Chaos:
-    """What befalls the world."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._chance = world.chance
-        kinds = (
-            self._coordinator_restarts,
-            self._coordinator_sleeps,
-            self._sidecar_dies,
-            self._sidecar_sleeps,
-            self._job_restarts,
-            self._job_becomes_a_zombie,
-            self._agent_crashes,
-            self._agent_crashes_in_the_middle,
-            self._agent_sleeps,
-            self._network_splits,
-            self._store_is_away,
-            self._arena_rots,
-            self._late_joiner,
-            self._disk_fails,
-        )
-        # Swarm testing: each schedule has some of the kinds only, so that each can go far.
-        count = self._chance.randint(3, len(kinds))
-        self._kinds = self._chance.sample(kinds, count)
-
-    def act(self) -> None:
-        """One of them, now."""
-        self._chance.choice(self._kinds)()
-
-    def calm(self) -> None:
-        """End of all faults."""
-        world = self._world
-        world.note("calm")
-        world.chaotic = False
-        world.network.calm()
-        for coordinator in world.coordinators:
-            coordinator.process.resume()
-            if coordinator.service is None:
-                coordinator.start()
-        for launch in world.launches:
-            launch.resume()
-        for agent in world.agents:
-            agent.process.resume()
-            agent.disk.crash_at = agent.disk.fail_sync_at = agent.disk.full_at = None
-
-    def _later(self, low_s: float, high_s: float, call: Callable[[], None]) -> None:
-        def guarded() -> None:
-            if self._world.chaotic:
-                call()
-
-        self._world.loop.call_later(self._chance.uniform(low_s, high_s), guarded)
-
-    def _coordinator_restarts(self) -> None:
-        found = self._chance.choice(self._world.coordinators)
-        if found.service is not None:
-            found.stop()
-            self._later(0.0, 30.0, lambda: found.start() if found.service is None else None)
-
-    def _coordinator_sleeps(self) -> None:
-        found = self._chance.choice(self._world.coordinators).process
-        found.pause()
-        self._world.note(f"{found} sleeps")
-        self._later(0.5, 80.0, found.resume)
-
-    def _ranks(self) -> list[tuple[Launch, int]]:
-        return [(launch, r) for launch in self._world.launches if launch.running for r in range(len(launch.ranks))]
-
-    def _sidecar_dies(self) -> None:
-        if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
-            rank = launch.ranks[number]
-            self._world.note(f"{rank.sidecar} is killed")
-            rank.sidecar.kill()
-
-    def _sidecar_sleeps(self) -> None:
-        if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
-            process = launch.ranks[number].sidecar
-            process.pause()
-            self._world.note(f"{process} sleeps")
-            self._later(0.5, 90.0, process.resume)
-
-    def _job_restarts(self) -> None:
-        if len(self._world.launches) < 5:
-            self._world.launches[-1].kill()
-            self._world.launch()
-
-    def _job_becomes_a_zombie(self) -> None:
-        old = self._world.launches[-1]
-        if len(self._world.launches) < 5 and old.running:
-            old.pause()
-            self._world.note(f"{old.name} sleeps")
-            self._later(0.5, 60.0, old.resume)
-            self._world.launch()
-
-    def _agent_crashes(self) -> None:
-        agent = self._chance.choice(self._world.agents)
-        if agent.agent is not None:
-            agent.crash(power=self._chance.random() < 0.5)
-
-    def _agent_crashes_in_the_middle(self) -> None:
-        self._chance.choice(self._world.agents).crash_at_next(self._chance.randint(1, 80))
-
-    def _agent_sleeps(self) -> None:
-        found = self._chance.choice(self._world.agents).process
-        found.pause()
-        self._later(1.0, 200.0, found.resume)
-
-    def _network_splits(self) -> None:
-        world = self._world
-        nodes = [agent.node for agent in world.agents]
-        nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
-        coordinators = [coordinator.node for coordinator in world.coordinators]
-        one, other = self._chance.choice([*nodes, *coordinators]), self._chance.choice(["store", *coordinators])
-        if one != other:
-            world.network.cut(one, other)
-            world.note(f"{one} and {other} are cut off from each other")
-            self._later(1.0, 100.0, lambda: world.network.heal(one, other))
-
-    def _store_is_away(self) -> None:
-        world = self._world
-        nodes = [agent.node for agent in world.agents]
-        nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
-        nodes += [coordinator.node for coordinator in world.coordinators]
-        world.note("the store is away")
-        for node in nodes:
-            world.network.cut(node, "store")
-
-        def back() -> None:
-            for node in nodes:
-                world.network.heal(node, "store")
-
-        self._later(1.0, 60.0, back)
-
-    def _arena_rots(self) -> None:
-        """A bit flips in the base, which the trainer no longer writes; the other slot's content has no digest yet."""
-        if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
-            rank = launch.ranks[number]
-            slot = rank.desk._base_slot
-            if slot is not None and rank.arena.slots:
-                memory = rank.arena.slots[slot]
-                memory[self._chance.randrange(len(memory))] ^= 1 << self._chance.randrange(8)
-                self._world.note(f"{rank.node}: a bit of slot {slot} flips")
-
-    def _late_joiner(self) -> None:
-        world = self._world
-        if len(world.agents) < 4:
-            world.agents.append(SimAgent(world, len(world.agents), tmpfs=self._chance.random() < 0.5))
-
-    def _disk_fails(self) -> None:
-        disk = self._chance.choice(self._world.agents).disk
-        if self._chance.random() < 0.5:
-            disk.full_at = disk.effects + self._chance.randint(1, 40)
-        else:
-            disk.fail_sync_at = disk.effects + self._chance.randint(1, 40)
-
-
-__all__ = ["Failed", "Result", "simulate"]

@@ -41,14 +41,15 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Bucket:
-    """The one true content."""
+    """The one true content. ``create_only``: whether the server heeds If-None-Match."""
+
+    create_only = True
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
         self._store = MemoryStore(clock=lambda: EPOCH_S + loop.time())
         self._heads: list[tuple[float, Blob]] = []
         self.watcher: Watcher | None = None
-        self.create_only = True
 
     def read(self, key: str) -> bytes | None:
         """What lies at ``key``."""

@@ -138,7 +138,7 @@ class World:
             world_size=self.chance.choice((1, 2, 2)),
             specs=self.chance.choice(SPECS) if self.chance.random() < 0.3 else SPECS[0],
             weights=weights,
-            first_step=self.chance.randrange(10),
+            first_step=self.chance.choice((0, 0, 0, 7)),
             publications=self.chance.randint(2, 6),
             max_wait_s=self.chance.choice((5.0, 90.0, 300.0)),
         )

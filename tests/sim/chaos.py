@@ -1,0 +1,170 @@
+"""What befalls the world: processes die, sleep and come back, networks split, stores go away, bits flip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.sim.agents import SimAgent
+from tests.sim.trainers import Launch
+from tests.sim.world import World
+
+
+class Chaos:
+    """What befalls the world."""
+
+    def __init__(self, world: World, wanted: tuple[str, ...]) -> None:
+        self._world = world
+        self._chance = world.chance
+        every = (
+            self._coordinator_restarts,
+            self._coordinator_sleeps,
+            self._sidecar_dies,
+            self._sidecar_sleeps,
+            self._job_restarts,
+            self._job_becomes_a_zombie,
+            self._agent_crashes,
+            self._agent_crashes_in_the_middle,
+            self._agent_sleeps,
+            self._network_splits,
+            self._store_is_away,
+            self._arena_rots,
+            self._late_joiner,
+            self._disk_fails,
+        )
+        # Swarm testing: each schedule has some of the kinds only, so that each can go far.
+        some = self._chance.sample(every, self._chance.randint(3, len(every)))
+        self._kinds = [kind for kind in every if kind.__name__[1:] in wanted] if wanted else some
+
+    def act(self) -> None:
+        """One of them, now."""
+        self._chance.choice(self._kinds)()
+
+    def calm(self) -> None:
+        """End of all faults."""
+        world = self._world
+        world.note("calm")
+        world.chaotic = False
+        world.network.calm()
+        for coordinator in world.coordinators:
+            coordinator.process.resume()
+            if coordinator.service is None:
+                coordinator.start()
+        for launch in world.launches:
+            launch.resume()
+        for agent in world.agents:
+            agent.process.resume()
+            agent.disk.crash_at = agent.disk.fail_sync_at = agent.disk.full_at = None
+
+    def _later(self, low_s: float, high_s: float, call: Callable[[], None]) -> None:
+        def guarded() -> None:
+            if self._world.chaotic:
+                call()
+
+        self._world.loop.call_later(self._chance.uniform(low_s, high_s), guarded)
+
+    def _coordinator_restarts(self) -> None:
+        found = self._chance.choice(self._world.coordinators)
+        if found.service is not None:
+            found.stop()
+            self._later(0.0, 30.0, lambda: found.start() if found.service is None else None)
+
+    def _coordinator_sleeps(self) -> None:
+        found = self._chance.choice(self._world.coordinators).process
+        found.pause()
+        self._world.note(f"{found} sleeps")
+        self._later(0.5, 80.0, found.resume)
+
+    def _ranks(self) -> list[tuple[Launch, int]]:
+        return [(launch, r) for launch in self._world.launches if launch.running for r in range(len(launch.ranks))]
+
+    def _sidecar_dies(self) -> None:
+        if ranks := self._ranks():
+            launch, number = self._chance.choice(ranks)
+            rank = launch.ranks[number]
+            self._world.note(f"{rank.sidecar} is killed")
+            rank.sidecar.kill()
+
+    def _sidecar_sleeps(self) -> None:
+        if ranks := self._ranks():
+            launch, number = self._chance.choice(ranks)
+            process = launch.ranks[number].sidecar
+            process.pause()
+            self._world.note(f"{process} sleeps")
+            self._later(0.5, 90.0, process.resume)
+
+    def _job_restarts(self) -> None:
+        if len(self._world.launches) < 5:
+            self._world.launches[-1].kill()
+            self._world.launch()
+
+    def _job_becomes_a_zombie(self) -> None:
+        old = self._world.launches[-1]
+        if len(self._world.launches) < 5 and old.running:
+            old.pause()
+            self._world.note(f"{old.name} sleeps")
+            self._later(0.5, 60.0, old.resume)
+            self._world.launch()
+
+    def _agent_crashes(self) -> None:
+        agent = self._chance.choice(self._world.agents)
+        if agent.agent is not None:
+            agent.crash(power=self._chance.random() < 0.5)
+
+    def _agent_crashes_in_the_middle(self) -> None:
+        self._chance.choice(self._world.agents).crash_at_next(self._chance.randint(1, 80))
+
+    def _agent_sleeps(self) -> None:
+        found = self._chance.choice(self._world.agents).process
+        found.pause()
+        self._later(1.0, 200.0, found.resume)
+
+    def _network_splits(self) -> None:
+        world = self._world
+        nodes = [agent.node for agent in world.agents]
+        nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
+        coordinators = [coordinator.node for coordinator in world.coordinators]
+        one, other = self._chance.choice([*nodes, *coordinators]), self._chance.choice(["store", *coordinators])
+        if one != other:
+            world.network.cut(one, other)
+            world.note(f"{one} and {other} are cut off from each other")
+            self._later(1.0, 100.0, lambda: world.network.heal(one, other))
+
+    def _store_is_away(self) -> None:
+        world = self._world
+        nodes = [agent.node for agent in world.agents]
+        nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
+        nodes += [coordinator.node for coordinator in world.coordinators]
+        world.note("the store is away")
+        for node in nodes:
+            world.network.cut(node, "store")
+
+        def back() -> None:
+            for node in nodes:
+                world.network.heal(node, "store")
+
+        self._later(1.0, 60.0, back)
+
+    def _arena_rots(self) -> None:
+        """A bit flips in the base, which the trainer no longer writes; the other slot's content has no digest yet."""
+        if ranks := self._ranks():
+            launch, number = self._chance.choice(ranks)
+            rank = launch.ranks[number]
+            slot = rank.desk._base_slot
+            if slot is not None and rank.arena.slots:
+                memory = rank.arena.slots[slot]
+                memory[self._chance.randrange(len(memory))] ^= 1 << self._chance.randrange(8)
+                self._world.note(f"{rank.node}: a bit of slot {slot} flips")
+
+    def _late_joiner(self) -> None:
+        world = self._world
+        if len(world.agents) < 4:
+            world.agents.append(SimAgent(world, len(world.agents), tmpfs=self._chance.random() < 0.5))
+
+    def _disk_fails(self) -> None:
+        disk = self._chance.choice(self._world.agents).disk
+        disk.sound = False
+        if self._chance.random() < 0.5:
+            disk.full_at = disk.effects + self._chance.randint(1, 40)
+        else:
+            disk.fail_sync_at = disk.effects + self._chance.randint(1, 40)
+

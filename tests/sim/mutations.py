@@ -1,0 +1,184 @@
+"""Mechanisms to switch off, one at a time, each with the faults under which it is needed.
+
+With any of them off the simulation must find a broken promise: a simulation that finds nothing without a mechanism
+says nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import xxhash
+
+from codec import CodecError, decode_group
+from coordinator import bucket, decisions
+from coordinator.decisions import ReplaceHead, Reread, Step, View
+from coordinator.runs import Run
+from rollout_agent import changelog, fetching, gate, holding, presence, updating
+from rollout_agent.errors import DamagedObject
+from tests.rollout_agent import simdisk
+from tests.sim import world
+from tests.sim.network import Faults
+from tests.sim.simulation import Bias
+from tests.sim.store import Bucket
+from trainer_agent import shard
+from weight_store import chain, reading
+from weight_store.errors import PreconditionFailed
+from weight_store.head import Head
+from weight_store.register import Created
+from weight_store.version import Abort
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """How to switch a mechanism off (what to put in place of which attribute), and where to look then."""
+
+    patches: tuple[tuple[Any, str, Any], ...]
+    bias: Bias
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Within the block the mechanism is off."""
+        with ExitStack() as stack:
+            for owner, name, value in self.patches:
+                stack.enter_context(mock.patch.object(owner, name, value))
+            yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _is_dead_in_any_term(head: Head, slot: decisions.Slot) -> bool:
+    return isinstance(slot.decision, Abort)
+
+
+def _finish_in_any_term(view: View, write_id: str) -> Step | None:
+    decision = view.slot.decision
+    if decision is None or isinstance(decision, Abort):
+        return None if decision is None else Reread()
+    return ReplaceHead(view.head.model_copy(update={"position": decision.position, "write_id": write_id}))
+
+
+async def _take_over_blindly(self: Run, launch: str, expected_term: int | None = None) -> Head:
+    """Write and believe it, instead of reading back what became of the write."""
+    found = await self._read()
+    step = decisions.take_over(found[0] if found else None, launch, self._ambient.run_id(), self._ambient.nonce())
+    if found and not isinstance(step, decisions.CreateHead | ReplaceHead):
+        return found[0].head
+    await self._write(step, found[1] if found else "")
+    return step.head
+
+
+async def _create_or_assume(store: Any, key: str, data: bytes, max_bytes: int) -> Created:
+    """Take whatever exists already for our own."""
+    try:
+        return Created(await store.create(key, data))
+    except PreconditionFailed:
+        return Created("")
+
+
+def _plan_from_anything(held: Any, target: Any, position: Any) -> list[chain.Hop]:
+    """The newest delta, whatever is held."""
+    if held is None or held == position:
+        return _PLAN(held, target, position)
+    return [chain.Hop(position, "delta", target.payload_bytes)]
+
+
+_PLAN = chain.plan_chain
+
+
+def _commit_without_record(self: changelog.LogWriter) -> None:
+    self._file.sync()
+    self._file.close()
+
+
+def _scan_without_commit(data: Any) -> changelog.ScannedLog | None:
+    return changelog.scan(memoryview(_with_commit(bytes(data))))  # type: ignore[arg-type]
+
+
+def _with_commit(data: bytes) -> bytes:
+    """A complete log and the commit that nobody wrote."""
+    chained = xxhash.xxh3_128()
+    (length,) = changelog._U64.unpack_from(data, 8)
+    at = changelog._round_up(16 + length)
+    chained.update(data[at : at + 8])
+    at, records = at + 8, 0
+    while data[at : at + 4] == changelog._GROUP:
+        _, _, kind, itemsize, count, _ = changelog._RECORD.unpack_from(data, at)
+        start = at + changelog._RECORD.size
+        chained.update(data[start : start + 8])
+        at, records = start + 8 + changelog._body_bytes(kind, itemsize, count), records + 1
+    commit = changelog._COMMIT.pack(changelog._DONE, 0, records, chained.digest())
+    return data[:at] + commit + changelog._checksum(commit)
+
+
+def _decode_unchecked(run: str, receipt: Any, item: Any, payload: bytes, base: Any, take: Any) -> None:
+    group = item.group
+    try:
+        take(group, decode_group(None if item.full else base(group), payload, group.dtype, group.elements))
+    except CodecError as error:
+        raise DamagedObject(str(error)) from None
+
+
+@contextmanager
+def _no_lock(*_: Any) -> Iterator[None]:
+    yield
+
+
+class _IgnoresIfNoneMatch(Bucket):
+    create_only = False
+
+
+class _IgnoresIfMatch(Bucket):
+    def replace(self, key: str, data: bytes, etag: str) -> str:
+        return super().replace(key, data, self.get(key).etag)
+
+
+CALM = Faults()
+JOBS = ("job_restarts", "job_becomes_a_zombie", "coordinator_sleeps", "sidecar_sleeps")
+
+MUTATIONS: Mapping[str, Mutation] = {
+    "term check": Mutation(
+        (
+            (decisions, "check_term", _nothing),
+            (decisions, "is_dead", _is_dead_in_any_term),
+            (bucket, "is_dead", _is_dead_in_any_term),
+            (decisions, "_finish", _finish_in_any_term),
+        ),
+        Bias(Faults(slow=0.15, late=0.05), JOBS),
+    ),
+    "parent check of the head": Mutation(
+        ((world, "Bucket", _IgnoresIfMatch),), Bias(Faults(slow=0.15, late=0.15), JOBS)
+    ),
+    "parent check of a replica": Mutation(
+        ((updating, "plan_chain", _plan_from_anything),), Bias(CALM, ("agent_crashes", "agent_sleeps"))
+    ),
+    "abort register": Mutation(
+        ((world, "Bucket", _IgnoresIfNoneMatch),),
+        Bias(Faults(slow=0.15, late=0.15), ("coordinator_sleeps", "sidecar_dies", "network_splits")),
+    ),
+    "read-back of a takeover": Mutation(
+        ((Run, "take_over", _take_over_blindly),), Bias(Faults(lost_reply=0.05, slow=0.15), JOBS)
+    ),
+    "read-back of a receipt": Mutation(
+        ((shard, "create_or_read", _create_or_assume),), Bias(Faults(late=0.05), ("sidecar_dies",))
+    ),
+    "gate: the mark": Mutation(((presence, "hide", _nothing),), Bias(CALM, ("agent_crashes_in_the_middle",))),
+    "gate: the lock": Mutation(((gate, "exclusive", _no_lock),), Bias(CALM, ("late_joiner",))),
+    "commit record": Mutation(
+        ((changelog.LogWriter, "commit", _commit_without_record), (holding, "scan", _scan_without_commit)),
+        Bias(CALM, ("agent_crashes_in_the_middle", "agent_crashes")),
+    ),
+    "sync of the commit": Mutation(
+        ((simdisk.SimAppender, "sync", _nothing),), Bias(CALM, ("agent_crashes",), tmpfs=False)
+    ),
+    "digest verification": Mutation(
+        ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
+        Bias(Faults(wrong_bytes=0.15), ("late_joiner",)),
+    ),
+}
