@@ -38,16 +38,25 @@ class Pace:
     poll_s: float = 1.0
     first_retry_s: float = 0.5
     longest_retry_s: float = 30.0
+    first_save_retry_s: float = 5.0
+    longest_save_retry_s: float = 600.0
     heartbeat_s: float = _TTL_S / 3
 
     def retry_s(self, failures: int, draw: float) -> float:
         """Pause after ``failures`` failures in a row; ``draw`` in [0, 1)."""
-        bound = min(self.longest_retry_s, self.first_retry_s * 2.0 ** min(failures - 1, 30))
-        return bound * (0.5 + draw / 2)
+        return _growing(self.first_retry_s, self.longest_retry_s, failures) * (0.5 + draw / 2)
+
+    def save_retry_s(self, failures: int, draw: float) -> float:
+        """The same for checkpoints, each of which may write the whole model."""
+        return _growing(self.first_save_retry_s, self.longest_save_retry_s, failures) * (0.5 + draw / 2)
 
     def wait_s(self, draw: float) -> float:
         """Pause between two looks at the head."""
         return self.poll_s * (0.5 + draw / 2)
+
+
+def _growing(first_s: float, longest_s: float, failures: int) -> float:
+    return float(min(longest_s, first_s * 2.0 ** min(failures - 1, 30)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +76,8 @@ class Status:
     staged: Position | None = None
     serving: Position | None = None
     error: str = ""
+    unsaved: str = ""
+    """Why there is no new checkpoint; versions are followed all the same."""
     apply_s: float = 0.0
 
 
@@ -84,15 +95,19 @@ class Agent:
     ambient: Ambient = Ambient()
     status: Status = Status()
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _refused: tuple[Position, str] | None = None
     _noted: str = ""
 
     async def follow(self) -> None:
         """Follow for ever; cancel to stop. Raises only ``RunError``: what no waiting can put right."""
-        reports = asyncio.create_task(self._report_for_ever())
+        beside = [asyncio.create_task(self._report_for_ever()), asyncio.create_task(self._save_for_ever())]
         failures = 0
         try:
             while True:
+                for task in beside:
+                    if task.done():
+                        task.result()  # a defect there ends the agent, as one here does
                 try:
                     await self.step()
                     failures = 0
@@ -109,12 +124,12 @@ class Agent:
                     self._say(state="failed", error=str(error))
                     await self.ambient.sleep(pause_s)
         finally:
-            reports.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reports
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
 
     async def step(self) -> None:
-        """Catch up once, hand over, checkpoint."""
+        """Catch up once and hand over; what is due to be checkpointed is left to :meth:`follow`."""
         before, start_s = self.replica.position, self.ambient.clock()
         if before is None:
             self._say(state="fetching")
@@ -127,7 +142,7 @@ class Agent:
             _LOG.info("version %d (step %s) staged in %.2f s", position.version, self.replica.step, apply_s)
             self._say(state="staged", staged=position, error="", apply_s=apply_s)
         await self._hand_over(position)
-        await self.replica.checkpoint()
+        self._stepped.set()
 
     async def _hand_over(self, position: Position) -> None:
         """Tell the engine, unless it serves this version or has refused it: then the next version tries again."""
@@ -165,6 +180,27 @@ class Agent:
                     return
         await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
 
+    # ---- checkpoints
+
+    async def _save_for_ever(self) -> None:
+        """Make checkpoints as they fall due, beside following, which never waits for one nor for its retries."""
+        failures = 0
+        while True:
+            await self._stepped.wait()
+            self._stepped.clear()
+            try:
+                await self.replica.checkpoint()
+            except RolloutError as error:
+                failures += 1
+                pause_s = self.pace.save_retry_s(failures, self.ambient.draw())
+                _LOG.warning("no checkpoint: %s; versions go on; trying again in %.0f s", error, pause_s)
+                self._say(unsaved=str(error))
+                await self.ambient.sleep(pause_s)
+                self._stepped.set()
+            else:
+                failures = 0
+                self._say(unsaved="")
+
     # ---- reports
 
     def _say(self, **changes: object) -> None:
@@ -189,7 +225,7 @@ class Agent:
             state=self.status.state,
             staged=self.status.staged,
             serving=self.status.serving,
-            error=self.status.error[:_MAX_ERROR],
+            error=(self.status.error or self.status.unsaved)[:_MAX_ERROR],
             fetched_bytes=self.replica.fetched_bytes,
             apply_s=self.status.apply_s,
             ttl_s=_TTL_S,

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from rollout_agent.errors import DiskError, DiskFailed, DiskFull
 
-_COPY_BYTES = 64 << 20
+COPY_BYTES = 64 << 20
+"""How much of a file is copied between two looks at what else there is to do."""
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 """File systems whose content does not survive a reboot."""
 
@@ -52,7 +53,7 @@ class Mapped(Protocol):
         """Run ``apply``, which stores into :attr:`data`. A crash may leave any part of its stores."""
 
     def sync(self) -> None:
-        """Force the content to stable storage (``msync`` and ``fsync``)."""
+        """Force the content to stable storage (``fsync``)."""
 
     def close(self) -> None:
         """Release the file; views that are still in use keep their memory. Calling it twice is allowed."""
@@ -92,8 +93,11 @@ class Disk(Protocol):
     def allocate(self, path: Path, size: int) -> None:
         """Make a file of ``size`` zero bytes with its blocks reserved, so that stores into a map cannot fail."""
 
-    def copy(self, source: Path, target: Path) -> None:
-        """Copy a file's content, sharing blocks where the file system can."""
+    def copy(self, source: Path, target: Path, start: int, count: int) -> None:
+        """Copy ``count`` bytes at ``start`` of a file over the same bytes of another, also between file systems.
+
+        ``target`` is there already (:meth:`allocate`). Durable after the sync of a map of it.
+        """
 
     def map(self, path: Path, *, writable: bool) -> Mapped:
         """Map a file that is not empty."""
@@ -125,6 +129,23 @@ def write_file(disk: Disk, path: Path, data: bytes) -> None:
         file.close()
     disk.rename(temporary, path)
     disk.sync_dir(path.parent)
+
+
+def sync_file(disk: Disk, path: Path) -> None:
+    """Force the content of a file that is not empty to stable storage."""
+    mapped = disk.map(path, writable=True)
+    try:
+        mapped.sync()
+    finally:
+        mapped.close()
+
+
+def copy_file(disk: Disk, source: Path, target: Path) -> Iterator[None]:
+    """Copy a file's content over that of one of the same size, a piece at each step."""
+    size = disk.size(target) or 0
+    for start in range(0, size, COPY_BYTES):
+        disk.copy(source, target, start, min(COPY_BYTES, size - start))
+        yield
 
 
 class LocalDisk:
@@ -190,17 +211,17 @@ class LocalDisk:
             finally:
                 os.close(file)
 
-    def copy(self, source: Path, target: Path) -> None:
+    def copy(self, source: Path, target: Path, start: int, count: int) -> None:
         """See :meth:`Disk.copy`."""
-        with _translated(target, "copy to"), source.open("rb") as old:
-            target.unlink(missing_ok=True)
-            with target.open("xb") as new:
-                left = os.fstat(old.fileno()).st_size
-                while left > 0:
-                    done = _copy_some(old.fileno(), new.fileno(), min(left, _COPY_BYTES))
-                    if done == 0:
-                        raise DiskFailed(f"{source} shrank while it was copied: something else writes there")
-                    left -= done
+        with _translated(target, "copy to"), source.open("rb") as old, target.open("r+b") as new:
+            at, end = start, start + count
+            while at < end:
+                done = _copy_some(old.fileno(), new.fileno(), at, end - at)
+                if done == 0:
+                    raise DiskFailed(f"{source} shrank while it was copied: something else writes there")
+                at += done
+            # Not for durability: gigabytes of unwritten pages would make the next commit wait for them.
+            os.fdatasync(new.fileno())
 
     def map(self, path: Path, *, writable: bool) -> Mapped:
         """See :meth:`Disk.map`."""
@@ -302,8 +323,9 @@ class _Map:
         apply()
 
     def sync(self) -> None:
+        # Linux counts pages stored to through a map as the file's dirty pages, so msync has nothing to add; and
+        # mmap.flush would keep every other thread of this process waiting for the disk.
         with _translated(self._path, "sync"):
-            self._map.flush()
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -353,12 +375,13 @@ def _classify(error: OSError, path: Path, doing: str) -> DiskError:
     return DiskFailed(f"cannot {doing} {path}: {what}; check the disk and the permissions of the directory")
 
 
-def _copy_some(source: int, target: int, count: int) -> int:
-    """Copy at most ``count`` bytes from where both descriptors stand; returns how many, 0 at the end."""
+def _copy_some(source: int, target: int, at: int, count: int) -> int:
+    """Copy at most ``count`` bytes at ``at`` to the same place in another file; returns how many, 0 at the end."""
     try:
-        return os.copy_file_range(source, target, count)
+        return os.copy_file_range(source, target, count, at, at)
     except OSError as error:
         # Between file systems, tmpfs and disk above all, not every kernel can; nothing has been copied then.
         if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
-    return os.sendfile(target, source, None, count)
+    os.lseek(target, at, os.SEEK_SET)
+    return os.sendfile(target, source, at, count)

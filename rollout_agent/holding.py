@@ -23,13 +23,15 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rollout_agent import gate, installing, presence
-from rollout_agent.changelog import LogHead, LogWriter, changes, scan
+from rollout_agent.changelog import LogHead, LogWriter
 from rollout_agent.disk import Disk, Lock
 from rollout_agent.errors import AgentRunning, DamagedFiles, DiskError, DiskFailed, ForeignFiles, WrongRun
 from rollout_agent.filetable import FileTable
-from rollout_agent.places import HIDDEN, Places, checkpoint_name
+from rollout_agent.places import HIDDEN, Places
+from rollout_agent.replaying import stores_of
+from rollout_agent.saving import Saving
 from rollout_agent.state import Owner, State, Version, kept_names, load, save, table_of
-from rollout_agent.statedir import Held, StateDir, held_after, held_by
+from rollout_agent.statedir import Held, KeptLog, StateDir, held_after, held_by
 from rollout_agent.weights import Damage, Weights, find_damage, misfits
 from weight_store.layout import Layout
 from weight_store.receipt import Asset
@@ -55,8 +57,7 @@ class Holding:
         """Set when a sync failed: the files are written anew before anything else is built on them."""
         self.unsettled = True
         """Set while a step that cannot be left half-way is under way: :meth:`recover` comes before anything else."""
-        self.logs: list[Path] = []
-        self.log_bytes = 0
+        self.logs: list[KeptLog] = []
         self.files: State | None = None
         """The record of the files that the logs lead on from."""
         self.records = StateDir(disk, places)
@@ -155,14 +156,13 @@ class Holding:
             self._stay_hidden()
             return
         self.held, self.logs = held, logs
-        self.log_bytes = sum(self.disk.size(path) or 0 for path in logs)
         self.weights = Weights(self.disk, self.places.model, table)
         if not self.whole:
-            self.records.settle(logs)
+            self.records.settle([log.path for log in logs])
             with self.exclusive():
                 presence.hide(self.disk, self.places)
-                for path in logs:
-                    self._scatter(path, self.weights)
+                for log in logs:
+                    self._scatter(log.path, self.weights)
         self.verify()
 
     def verify(self) -> None:
@@ -190,6 +190,11 @@ class Holding:
         held, weights = self._both()
         index, run_id = weights.table.index, str(self.run_id)
         presence.show(self.disk, self.places, held.version, index, run=self.run, run_id=run_id, before=before)
+
+    @property
+    def log_bytes(self) -> int:
+        """Size of the logs since the checkpoint."""
+        return sum(log.nbytes for log in self.logs)
 
     @property
     def whole(self) -> bool:
@@ -232,7 +237,7 @@ class Holding:
         if self.weights is not None:
             self.weights.close()
         self.weights = self.held = self.files = None
-        self.damage, self.logs, self.log_bytes = (), [], 0
+        self.damage, self.logs = (), []
 
     # ---- one step by a log
 
@@ -265,25 +270,15 @@ class Holding:
             presence.remove_assets(self.disk, self.places, held.version, to)
             self.held = after
             self._show(held.version.assets)
-        self.logs.append(path)
-        self.log_bytes += writer.nbytes
+        self.logs.append(KeptLog(path, writer.nbytes, to))
         self.unsettled = False
 
     def _scatter(self, path: Path, weights: Weights) -> None:
-        """Store what a log says. Any prefix of these stores, in any order, is made good by doing it again."""
-        mapped = self.disk.map(path, writable=False)
-        try:
-            log = scan(mapped.data)
-            layout = self.records.layout(log.head.to.layout) if log else None
-            if log is None or layout is None:
-                raise DiskFailed(f"{path} is no longer the log that was committed: the disk lost or changed it")
-            found = changes(mapped.data, log)
-            jobs = [self.pool.submit(weights.apply, layout.groups[index], change) for index, change in found]
+        with stores_of(self.disk, self.records, path, weights) as stores:
+            jobs = [self.pool.submit(store) for store in stores]
             wait(jobs)
-            for job in jobs:
-                job.result()
-        finally:
-            mapped.close()
+        for job in jobs:
+            job.result()
 
     # ---- new files
 
@@ -328,58 +323,45 @@ class Holding:
 
     # ---- checkpoint
 
-    def checkpoint(self) -> None:
-        """Make the version held the one that survives without logs, then remove the logs.
+    def begin_checkpoint(self) -> Saving | None:
+        """Start to make the version held the one that survives without logs; None if it does or is not to be trusted.
 
-        After a failed sync :attr:`suspect` is set, and checkpoint and logs are as they were.
+        Between this and :meth:`end_checkpoint` versions may be applied.
         """
         held, weights = self._both()
         unsaved = self.logs or self.disk.size(self.places.pending) is not None
-        if not unsaved or self.damage or self.suspect or not self.whole:
-            return
-        directory = ""
-        try:
+        if not unsaved or self.damage or self.suspect or self.unsettled or not self.whole:
+            return None
+        return Saving(
+            self.disk,
+            self.places,
+            self.records,
+            held=held,
+            files=self._record(),
+            logs=self.logs,
+            weights=weights,
+            copies=self.copies,
+        )
+
+    def end_checkpoint(self, saving: Saving) -> bool:
+        """Record a checkpoint whose steps are all done, then remove the logs before it; False if it came too late."""
+        if self.files is not saving.files or self.unsettled:
+            saving.drop()
+            return False
+        save(self.disk, self.places.checkpoint, saving.state)
+        self.files = saving.state
+        self.logs = self.logs[len(saving.logs) :]
+        self.records.drop_older(saving.state, self.logs)
+        return True
+
+    def fail_checkpoint(self, saving: Saving) -> None:
+        """Note that a step failed. Checkpoint and logs are as they were; files that failed to sync are suspect."""
+        saving.drop()
+        if self.files is saving.files:
             if self.copies:
-                directory = self._copy(held, weights)
-            else:
-                weights.sync()
-        except DiskFailed:
-            if self.copies:
-                self.files = self._record().model_copy(update={"checkpoint": ""})  # make another copy next time
+                self.files = saving.files.model_copy(update={"checkpoint": ""})  # make another copy next time
             else:
                 self.suspect = True
-            raise
-        state = self._record().model_copy(
-            update={"version": held.version, "digests": b"".join(held.digests).hex(), "checkpoint": directory}
-        )
-        save(self.disk, self.places.checkpoint, state)
-        self.files = state
-        self.logs, self.log_bytes = [], 0
-        self.records.drop_older(state)
-
-    def _copy(self, held: Held, weights: Weights) -> str:
-        """Bring the copy to the version held: by the logs if there is one, else by copying. Returns its directory."""
-        files = self._record()
-        if files.checkpoint and self.disk.size(self.places.pending) is None:
-            copy = Weights(self.disk, self.places.state / files.checkpoint, weights.table)
-            try:
-                for path in self.logs:
-                    self._scatter(path, copy)
-                copy.sync()
-            finally:
-                copy.close()
-            return files.checkpoint
-        directory = self.places.state / checkpoint_name(held.position.version)
-        self.disk.make_dir(directory)
-        for file in weights.table.files:
-            self.disk.copy(self.places.model / file.name, directory / file.name)
-            mapped = self.disk.map(directory / file.name, writable=True)
-            try:
-                mapped.sync()
-            finally:
-                mapped.close()
-        self.disk.sync_dir(directory)
-        return directory.name
 
     def _table(self, state: State, layout: Layout) -> FileTable:
         return table_of(layout, kept_names(state, layout), state.file_bytes)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rollout_agent import presence
-from rollout_agent.disk import Disk
+from rollout_agent.disk import Disk, copy_file
 from rollout_agent.filetable import FileTable
 from rollout_agent.places import Places, is_weights_name
 
@@ -40,7 +40,9 @@ def copy_in(disk: Disk, places: Places, source: Path, table: FileTable) -> None:
     """Copy the files of a checkpoint into place."""
     presence.hide(disk, places)
     for file in table.files:
-        disk.copy(source / file.name, places.new / file.name)
+        disk.allocate(places.new / file.name, file.size)
+        for _ in copy_file(disk, source / file.name, places.new / file.name):
+            pass  # nothing else can be done before the weights are there
         disk.rename(places.new / file.name, places.model / file.name)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from rollout_agent.disk import Disk, LocalDisk
-from rollout_agent.errors import DamagedFiles, DamagedObject, NotWhole, Rewind
+from rollout_agent.errors import DamagedFiles, DamagedObject, DiskError, NotWhole, Rewind
 from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.holding import Holding
 from rollout_agent.places import Places
@@ -54,6 +54,8 @@ class Replica:
         self._source = source
         self._pool = pool
         self._busy = asyncio.Lock()
+        self._saving = asyncio.Lock()
+        self._closing = False
         self._heard: str | None = None
         self._owned_store: Store | None = None
 
@@ -189,19 +191,44 @@ class Replica:
             await self._mend()
 
     async def checkpoint(self, *, force: bool = False) -> None:
-        """Make the version held survive a reboot without its logs, if that is due (or ``force``)."""
-        async with self._turn():
-            holding = self._holding
-            if holding.held is None or holding.weights is None or self._holding.unsettled:
+        """Make the version held survive a reboot without its logs, if that is due (or ``force``).
+
+        Run it beside :meth:`catch_up`, in a task of its own: neither waits for the other for longer than a small file
+        takes to write, and a failure (``DiskError``, ``DamagedFiles``) leaves checkpoint and logs as they were.
+        """
+        holding = self._holding
+        async with self._saving:
+            async with self._turn():
+                saving = await self._local(holding.begin_checkpoint) if self._is_due(force) else None
+            if saving is None:
                 return
-            share = holding.log_bytes / max(1, holding.weights.table.nbytes)
-            uncopied = holding.copies and holding.files is not None and not holding.files.checkpoint
-            if force or uncopied or len(holding.logs) >= CHECKPOINT_LOGS or share >= CHECKPOINT_SHARE:
-                await self._local(holding.checkpoint)
+            try:
+                while await in_thread(saving.step):
+                    if self._closing:
+                        return
+            except (DiskError, DamagedFiles):
+                async with self._turn():
+                    await self._local(holding.fail_checkpoint, saving)
+                raise
+            finally:
+                saving.close()
+            async with self._turn():
+                await self._local(holding.end_checkpoint, saving)
+
+    def _is_due(self, force: bool) -> bool:
+        holding = self._holding
+        if holding.held is None or holding.weights is None:
+            return False
+        share = holding.log_bytes / max(1, holding.weights.table.nbytes)
+        uncopied = holding.copies and holding.files is not None and not holding.files.checkpoint
+        return force or uncopied or len(holding.logs) >= CHECKPOINT_LOGS or share >= CHECKPOINT_SHARE
 
     async def close(self) -> None:
         """Stop and let go of the directory. Calling it twice is allowed."""
+        self._closing = True
         self._holding.cancelled.set()
+        async with self._saving:
+            pass  # a checkpoint that is being made ends after its present step
         await in_thread(self._pool.shutdown)
         await in_thread(self._holding.close)
         store, self._owned_store = self._owned_store, None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_agent.changelog import ScannedLog, scan
-from rollout_agent.disk import Disk, write_file
+from rollout_agent.disk import Disk, sync_file, write_file
 from rollout_agent.places import Places, is_checkpoint_name, log_version
 from rollout_agent.state import State, Version, kept_groups
 from weight_store.errors import WeightStoreError
@@ -35,6 +36,15 @@ class Held:
         return self.version.position
 
 
+@dataclass(frozen=True, slots=True)
+class KeptLog:
+    """A committed log that leads on from the checkpoint: where it is, its size, and the version it leads to."""
+
+    path: Path
+    nbytes: int
+    version: Version
+
+
 def held_by(state: State, layout: Layout) -> Held:
     """What the files of ``state`` hold."""
     raw = bytes.fromhex(state.digests)
@@ -57,9 +67,14 @@ class StateDir:
         self._disk = disk
         self._places = places
         self._layouts: dict[str, Layout] = {}
+        self._reading = threading.RLock()
 
     def layout(self, sha256: str) -> Layout | None:
-        """The layout of this digest; None if it is not kept or damaged."""
+        """The layout of this digest; None if it is not kept or damaged. Any thread may call this."""
+        with self._reading:
+            return self._layout(sha256)
+
+    def _layout(self, sha256: str) -> Layout | None:
         if sha256 not in self._layouts:
             path = self._places.layout(sha256)
             data = self._disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
@@ -79,18 +94,15 @@ class StateDir:
         """Keep a layout for replay; durable when this returns."""
         if self.layout(sha256) is None:
             write_file(self._disk, self._places.layout(sha256), pack(layout.to_bytes()))
-            self._remember(sha256, layout)
+            with self._reading:
+                self._remember(sha256, layout)
         # Also when it was there: whoever put it there may have ended before this.
         self._disk.sync_dir(self._places.layout(sha256).parent)
 
     def settle(self, paths: Sequence[Path]) -> None:
         """Make logs durable that were found committed: their writer may have ended before they were."""
         for path in paths:
-            mapped = self._disk.map(path, writable=True)
-            try:
-                mapped.sync()
-            finally:
-                mapped.close()
+            sync_file(self._disk, path)
         self._disk.sync_dir(self._places.state)
 
     def _remember(self, sha256: str, layout: Layout) -> None:
@@ -109,7 +121,7 @@ class StateDir:
         finally:
             mapped.close()
 
-    def replayable(self, state: State, layout: Layout) -> tuple[Held, list[Path]]:
+    def replayable(self, state: State, layout: Layout) -> tuple[Held, list[KeptLog]]:
         """What is held after the committed logs that lead on from ``state``, and those logs in order.
 
         Logs that were never committed are removed.
@@ -142,9 +154,9 @@ class StateDir:
         layout: Layout,
         logs: dict[Position, tuple[Path, ScannedLog]],
         until: Position | None,
-    ) -> tuple[Held, list[Path]]:
+    ) -> tuple[Held, list[KeptLog]]:
         held = held_by(state, layout)
-        paths: list[Path] = []
+        kept: list[KeptLog] = []
         while held.position != until and (found := logs.pop(held.position, None)) is not None:
             path, log = found
             next_layout = self.layout(log.head.to.layout)
@@ -152,23 +164,36 @@ class StateDir:
             after = held_after(state, log.head.to, next_layout, table) if next_layout else None
             if after is None:
                 break
-            paths.append(path)
+            kept.append(KeptLog(path, self._disk.size(path) or 0, log.head.to))
             held = after
-        return held, paths
+        return held, kept
 
-    def drop_older(self, keep: State) -> None:
-        """Remove what the checkpoint ``keep`` has made unnecessary; whatever stays after a crash is harmless."""
+    def drop_older(self, keep: State, later: Sequence[KeptLog] = ()) -> None:
+        """Remove what the checkpoint ``keep`` has made unnecessary; whatever stays after a crash is harmless.
+
+        ``later``: the logs that lead on from it, which stay with all that they need.
+        """
         disk, state = self._disk, self._places.state
         disk.remove(self._places.pending)
         for name in disk.names(state):
-            if log_version(name) is not None:
+            version = log_version(name)
+            if version is not None and version <= keep.version.position.version:
                 disk.remove(state / name)
-            elif is_checkpoint_name(name) and name != keep.checkpoint:
-                disk.remove_dir(state / name)
+        self.drop_copies(keep.checkpoint)
+        needed = [keep.version, *(log.version for log in later)]
+        layouts = {version.layout for version in needed}
         for name in disk.names(self._places.layout("x").parent):
-            if name != keep.version.layout:
+            if name not in layouts:
+                with self._reading:
+                    self._layouts.pop(name, None)
                 disk.remove(self._places.layout(name))
-        kept = {asset.sha256 for asset in keep.version.assets}
+        kept = {asset.sha256 for version in needed for asset in version.assets}
         for name in disk.names(self._places.asset("x").parent):
             if name not in kept:
                 disk.remove(self._places.asset(name))
+
+    def drop_copies(self, keep: str) -> None:
+        """Remove every copy of the weights except ``keep``, among them those that were never finished."""
+        for name in self._disk.names(self._places.state):
+            if is_checkpoint_name(name) and name != keep:
+                self._disk.remove_dir(self._places.state / name)

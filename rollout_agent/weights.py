@@ -96,8 +96,14 @@ class Weights:
 
     def sync(self) -> None:
         """Force all files to stable storage."""
-        for mapped in self._maps:
+        for _ in self.sync_each():
+            pass
+
+    def sync_each(self) -> Iterator[str]:
+        """The same, a file at each step; yields its name."""
+        for file, mapped in zip(self.table.files, self._maps, strict=True):
             mapped.sync()
+            yield file.name
 
     def close(self) -> None:
         """Release the maps. Calling it twice is allowed."""

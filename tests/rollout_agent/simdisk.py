@@ -136,7 +136,8 @@ class SimDisk:
 
     def names(self, path: Path) -> list[str]:
         self.alive()
-        return sorted(found.name for found in self.volume.names if found.parent == path)
+        entries = [*self.volume.names, *self.volume.dirs]
+        return sorted(found.name for found in entries if found.parent == path and found != path)
 
     def size(self, path: Path) -> int | None:
         self.alive()
@@ -159,14 +160,13 @@ class SimDisk:
         inode = Inode(bytearray(size))
         self._rename_like(f"allocate {path.name}", {path.parent}, {path: inode})
 
-    def copy(self, source: Path, target: Path) -> None:
-        inode = Inode()
-        self._rename_like(f"copy {target.name}", {target.parent}, {target: inode})
-        data = self.volume.names[source].data
-        if self.effect(f"fill {target.name}"):
-            inode.data = bytearray(data[: self.random.randrange(len(data) + 1)])
+    def copy(self, source: Path, target: Path, start: int, count: int) -> None:
+        old, new = self.volume.names[source].data, self.volume.names[target].data
+        crashed = self.effect(f"copy to {target.name}")
+        end = start + (self.random.randrange(count + 1) if crashed else count)
+        new[start:end] = old[start:end]
+        if crashed:
             raise Crash
-        inode.data = bytearray(data)
 
     def map(self, path: Path, *, writable: bool) -> SimMap:
         self.alive()
@@ -188,6 +188,7 @@ class SimDisk:
     def remove_dir(self, path: Path) -> None:
         for name in self.names(path):
             self.remove(path / name)
+        self.volume.dirs.discard(path)
 
     def sync_dir(self, path: Path) -> None:
         crashed = self.effect(f"sync dir {path.name}")
