@@ -208,7 +208,8 @@ def choose_hazards(base: list[int], new: list[int], model: Model) -> None:
             cuts = [0, *range(lowest + 1, lowest + CLASSES), exponents]
             spans = list(pairwise(cuts))
             costs.append(sum(choice_cost(sum(changed[a:b]), sum(seen[a:b])) for a, b in spans))
-        model.lowest = costs.index(min(costs))
+        most = min(costs) + (min(costs) >> 11)
+        model.lowest = next(i for i, cost in enumerate(costs) if cost <= most)
     for c in range(CLASSES):
         mine = [e for e in range(exponents) if model.class_of(e << model.fields.mantissa) == c]
         k, n = sum(changed[e] for e in mine), sum(seen[e] for e in mine)

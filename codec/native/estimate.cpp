@@ -11,7 +11,8 @@ int64_t x_log_x(uint64_t x) { return x ? (int64_t)(x * log2_q32(x)) : 0; }
 // Ideal bits, Q32, of saying which k of n weights change.
 int64_t choice_cost(uint64_t k, uint64_t n) { return k == 0 || k == n ? 0 : x_log_x(n) - x_log_x(k) - x_log_x(n - k); }
 
-// Classes 1 to 14 are one exponent each; where they begin is what costs least.
+// Classes 1 to 14 are one exponent each. They begin as low as costs next to nothing more than the best: small weights
+// take long steps, which are shorter to say where each exponent has a model of its own.
 int choose_lowest(const Sample& sample, int exponents) {
     if (exponents <= kClasses) return 0;
     uint64_t seen[257] = {}, changed[257] = {};
@@ -21,24 +22,22 @@ int choose_lowest(const Sample& sample, int exponents) {
         changed[e + 1] = changed[e] + sample.changed[e];
         single[e + 1] = single[e] + choice_cost(sample.changed[e], sample.seen[e]);
     }
-    int best = 0;
-    int64_t least = INT64_MAX;
+    std::vector<int64_t> costs;
     for (int lowest = 0; lowest + kClasses <= exponents; lowest++) {
         const int low = lowest + 1, high = lowest + kClasses - 1;
-        const int64_t cost = choice_cost(changed[low], seen[low]) + single[high] - single[low] +
-                             choice_cost(changed[exponents] - changed[high], seen[exponents] - seen[high]);
-        if (cost < least) least = cost, best = lowest;
+        costs.push_back(choice_cost(changed[low], seen[low]) + single[high] - single[low] +
+                        choice_cost(changed[exponents] - changed[high], seen[exponents] - seen[high]));
     }
-    return best;
+    const int64_t least = *std::min_element(costs.begin(), costs.end()), most = least + (least >> 11);
+    return (int)(std::find_if(costs.begin(), costs.end(), [&](int64_t c) { return c <= most; }) - costs.begin());
 }
 
 // The code whose probability of change is nearest to (8k + 1) / (8n + 8).
 int code_for(uint64_t k, uint64_t n) {
     const auto change = [](int code) { return (1ull << kSurvivalBits) - survival(kSurvival, hazard_of_code(code)); };
+    const uint64_t seen = 8 * n + 8, wanted = (8 * k + 1) << (kSurvivalBits + 1);
     int code = 1;
-    while (code < kHazardCodes - 1 && (8 * n + 8) * (change(code) + change(code + 1)) < (8 * k + 1)
-                                                                                            << (kSurvivalBits + 1))
-        code++;
+    while (code < kHazardCodes - 1 && seen * (change(code) + change(code + 1)) < wanted) code++;
     return code;
 }
 
