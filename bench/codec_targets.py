@@ -209,9 +209,9 @@ def two_threads(base: Bits, new: Bits) -> float:
 
 def rows(folder: Path | None, rounds: int) -> Iterator[Row]:
     """All deltas with a target."""
-    for regime in ("steady", "early", "pure") if folder else ():
+    for regime in ("steady", "early", "pure"):
         before: Bits | None = None
-        for step, weights in checkpoints(folder, regime):
+        for step, weights in checkpoints(folder, regime) if folder else ():
             target = REAL.get((regime, step))
             if target and before is not None:
                 yield measure(f"{regime} {step - 1}->{step}", before, weights, target, rounds)

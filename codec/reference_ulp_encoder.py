@@ -195,7 +195,7 @@ def choice_cost(k: int, n: int) -> int:
 
 def choose_hazards(base: list[int], new: list[int], model: Model) -> None:
     """Set ``lowest`` and ``code`` from runs of 256 weights, all of them in a small chunk."""
-    stride = min(max(len(base) >> 18, 1), 8)
+    stride = min(max(len(base) >> 18, 1), 16)
     exponents = 1 << model.fields.exponent
     seen, changed = [0] * exponents, [0] * exponents
     for start in range(0, len(base), 256 * stride):

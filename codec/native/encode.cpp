@@ -9,7 +9,7 @@ namespace {
 // The sample is runs of this many weights, one in sample_stride(): memory is fast only along a line of addresses.
 constexpr size_t kRun = 256;
 
-size_t sample_stride(size_t count) { return std::clamp<size_t>(count >> 18, 1, 8); }
+size_t sample_stride(size_t count) { return std::clamp<size_t>(count >> 18, 1, 16); }
 
 template <class T>
 Sample take_sample(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels) {
