@@ -52,6 +52,9 @@ class Mapped(Protocol):
     def change(self, apply: Callable[[], None]) -> None:
         """Run ``apply``, which stores into :attr:`data`. A crash may leave any part of its stores."""
 
+    def in_place(self) -> bool:
+        """Whether the path still leads to this file, at the size that was mapped: reading what was cut off kills."""
+
     def sync(self) -> None:
         """Force the content to stable storage (``fsync``)."""
 
@@ -321,6 +324,15 @@ class _Map:
 
     def change(self, apply: Callable[[], None]) -> None:
         apply()
+
+    def in_place(self) -> bool:
+        with _translated(self._path, "look at"):
+            mapped = os.fstat(self._file.fileno())
+            try:
+                named = self._path.stat()
+            except FileNotFoundError:
+                return False
+        return os.path.samestat(named, mapped) and mapped.st_size == len(self._data)
 
     def sync(self) -> None:
         # Linux counts pages stored to through a map as the file's dirty pages, so msync has nothing to add; and

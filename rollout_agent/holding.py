@@ -63,7 +63,7 @@ class Holding:
         self.records = StateDir(disk, places)
         self.cancelled = threading.Event()
         self._owned = False
-        self._lock: Lock | None = None
+        self._locks: list[Lock] = []
 
     # ---- opening
 
@@ -95,9 +95,14 @@ class Holding:
             self.disk.make_dir(directory)
         for path in (self.places.layout("x"), self.places.asset("x")):
             self.disk.make_dir(path.parent)
-        self._lock = self.disk.try_lock(self.places.agent_lock, shared=False)
-        if self._lock is None:
-            raise AgentRunning(f"another agent keeps {self.places.state}; stop it first or use other directories")
+        for path in self.places.agent_locks:
+            lock = self.disk.try_lock(path, shared=False)
+            if lock is None:
+                raise AgentRunning(
+                    f"another agent keeps {self.places.model} or {self.places.state} (it locks {path}); "
+                    "stop it first or use other directories"
+                )
+            self._locks.append(lock)
         self.run_id = next(iter(ids), None)
         if self.run_id is not None:
             self.claim(self.run_id)
@@ -126,9 +131,8 @@ class Holding:
         """Release everything. Calling it twice is allowed."""
         self.cancelled.set()
         self._forget()
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+        while self._locks:
+            self._locks.pop().release()
 
     def exclusive(self) -> AbstractContextManager[None]:
         """Wait for engines to finish loading and keep them out."""
@@ -140,6 +144,11 @@ class Holding:
         """Bring the directory to the newest version that was decided here, by the table above."""
         self._recover()
         self.unsettled = False
+
+    @property
+    def displaced(self) -> bool:
+        """Whether somebody replaced, removed or cut a weight file: stores would go where no engine looks."""
+        return self.weights is not None and not self.weights.in_place()
 
     def _recover(self) -> None:
         self._forget()
@@ -266,6 +275,8 @@ class Holding:
         path = self.places.log(to.position.version)
         with self.exclusive():
             presence.hide(self.disk, self.places)
+            if self.displaced:
+                raise DamagedFiles(f"a weight file of {self.places.model} was replaced or cut by something else")
             self._scatter(path, weights)
             presence.remove_assets(self.disk, self.places, held.version, to)
             self.held = after

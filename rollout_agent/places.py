@@ -12,10 +12,11 @@
             serving.json    which version the engine confirmed last
             gate.lock       flock: shared while an engine loads, exclusive while weights change
             gate.turn       flock: a waiting agent holds it, so that readers cannot starve it
+            agent.lock      flock: one agent a model directory, whatever state directory it was told
             hidden/         index and config.json while weights change
             new/            files of a version that is not committed yet
     <state dir>/            by default <model dir>/.weightcast/state
-        agent.lock          flock: one agent a directory
+        agent.lock          flock: one agent a state directory
         state.json          the checkpoint: from here logs are replayed
         pending.json        files of this version are complete; it supersedes the checkpoint
         change-<version>.log
@@ -119,9 +120,9 @@ class Places:
         return self.private / "new"
 
     @property
-    def agent_lock(self) -> Path:
-        """Lock of the one agent."""
-        return self.state / "agent.lock"
+    def agent_locks(self) -> tuple[Path, Path]:
+        """Locks of the one agent: of its model directory and of its state directory."""
+        return self.private / "agent.lock", self.state / "agent.lock"
 
     @property
     def checkpoint(self) -> Path:

@@ -162,7 +162,7 @@ class Replica:
         damaged), ``DiskError``, ``WrongRun``, ``Rewind``.
         """
         async with self._turn():
-            if self._holding.unsettled:
+            if self._holding.unsettled or await self._local(self._is_displaced):
                 await self._recover()
             missed: Position | None = None
             for attempt in range(_REPLANS):
@@ -185,7 +185,7 @@ class Replica:
     async def repair(self) -> None:
         """Hash everything held and refetch what differs. Raises what :meth:`catch_up` raises."""
         async with self._turn():
-            if self._holding.unsettled:
+            if self._holding.unsettled or await self._local(self._is_displaced):
                 await self._recover()
             await self._local(self._holding.verify)
             await self._mend()
@@ -249,6 +249,9 @@ class Replica:
 
     async def _local(self, call: Callable[..., _T], *args: object) -> _T:
         return await in_thread(call, *args, on_cancel=self._holding.cancelled.set)
+
+    def _is_displaced(self) -> bool:
+        return self._holding.displaced
 
     async def _recover(self) -> None:
         await self._local(self._holding.recover)

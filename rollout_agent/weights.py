@@ -94,6 +94,10 @@ class Weights:
         place = self.table.places[name]
         return self._maps[place.file].data[place.offset : place.offset + place.tensor.nbytes]
 
+    def in_place(self) -> bool:
+        """Whether the names in the directory still lead to the mapped files, whole."""
+        return all(mapped.in_place() for mapped in self._maps)
+
     def sync(self) -> None:
         """Force all files to stable storage."""
         for _ in self.sync_each():

@@ -50,6 +50,17 @@ class Volume:
         pending = [(directories, same(names)) for directories, names in self.pending]
         return Volume(same(self.names), same(self.durable_names), set(self.dirs), pending, self.boot)
 
+    def key(self) -> tuple[object, ...]:
+        """Equal for volumes that no process can tell apart, nor two power losses with the same luck."""
+        numbers: dict[int, int] = {}
+
+        def same(names: Mapping[Path, Inode | None]) -> tuple[object, ...]:
+            return tuple(sorted((str(p), i and numbers.setdefault(id(i), len(numbers))) for p, i in names.items()))
+
+        tables = (same(self.names), same(self.durable_names), tuple((d, same(n)) for d, n in self.pending))
+        contents = {numbers[id(i)]: (bytes(i.data), i.durable) for i in self._inodes()}
+        return (*tables, tuple(sorted(contents.items())), self.boot, tuple(sorted(map(str, self.dirs))))
+
     def _inodes(self) -> list[Inode]:
         tables: list[Mapping[Path, Inode | None]] = [self.names, self.durable_names, *(n for _, n in self.pending)]
         return [inode for names in tables for inode in names.values() if inode is not None]
@@ -68,9 +79,11 @@ class SimDisk:
         self.full_at: int | None = None
         self.dead = False
         self.trace: list[str] = []
+        self.forks: list[tuple[str, Volume]] | None = None
+        """If a list: for every effect, what there would be if the process had ended in the middle of it."""
 
     def effect(self, what: str) -> bool:
-        """Count one effect; True if the process ends in the middle of it."""
+        """Count one effect; True if the process ends in the middle of it: then do a part of it and call :meth:`end`."""
         if self.dead:
             raise Crash
         self.effects += 1
@@ -80,7 +93,13 @@ class SimDisk:
         if self.effects == self.crash_at:
             self.dead = True
             return True
-        return False
+        return self.forks is not None
+
+    def end(self) -> None:
+        """End here; or, while forks are made, note what is there and return to do the rest."""
+        if self.dead or self.forks is None:
+            raise Crash
+        self.forks.append((self.trace[-1], self.volume.clone()))
 
     def alive(self) -> None:
         if self.dead:
@@ -163,10 +182,11 @@ class SimDisk:
     def copy(self, source: Path, target: Path, start: int, count: int) -> None:
         old, new = self.volume.names[source].data, self.volume.names[target].data
         crashed = self.effect(f"copy to {target.name}")
-        end = start + (self.random.randrange(count + 1) if crashed else count)
-        new[start:end] = old[start:end]
         if crashed:
-            raise Crash
+            end = start + self.random.randrange(count + 1)
+            new[start:end] = old[start:end]
+            self.end()
+        new[start : start + count] = old[start : start + count]
 
     def map(self, path: Path, *, writable: bool) -> SimMap:
         self.alive()
@@ -191,18 +211,16 @@ class SimDisk:
         self.volume.dirs.discard(path)
 
     def sync_dir(self, path: Path) -> None:
-        crashed = self.effect(f"sync dir {path.name}")
-        if not crashed:
-            kept = []
-            for directories, changed in self.volume.pending:
-                # A rename between two directories lasts once either of them is synced.
-                if path in directories:
-                    _apply(self.volume.durable_names, changed)
-                else:
-                    kept.append((directories, changed))
-            self.volume.pending = kept
-            return
-        raise Crash
+        if self.effect(f"sync dir {path.name}"):
+            self.end()
+        kept = []
+        for directories, changed in self.volume.pending:
+            # A rename between two directories lasts once either of them is synced.
+            if path in directories:
+                _apply(self.volume.durable_names, changed)
+            else:
+                kept.append((directories, changed))
+        self.volume.pending = kept
 
     def try_lock(self, path: Path, *, shared: bool) -> SimLock:
         self.alive()
@@ -210,11 +228,13 @@ class SimDisk:
 
     def _rename_like(self, what: str, directories: set[Path], changed: dict[Path, Inode | None]) -> None:
         crashed = self.effect(what)
-        if not crashed or self.random.random() < 0.5:
-            _apply(self.volume.names, changed)
-            self.volume.pending.append((frozenset(directories), changed))
-        if crashed:
-            raise Crash
+        before = crashed and self.random.random() < 0.5
+        if before:
+            self.end()
+        _apply(self.volume.names, changed)
+        self.volume.pending.append((frozenset(directories), changed))
+        if crashed and not before:
+            self.end()
 
 
 def _apply(names: dict[Path, Inode], changed: Mapping[Path, Inode | None]) -> None:
@@ -235,11 +255,11 @@ class SimAppender:
         self.disk, self.path, self.inode = disk, path, inode
 
     def write(self, data: bytes | memoryview) -> None:
-        raw = bytes(data)
+        raw, start = bytes(data), len(self.inode.data)
         if self.disk.effect(f"write {self.path.name}"):
             self.inode.data += raw[: self.disk.random.randrange(len(raw) + 1)]
-            raise Crash
-        self.inode.data += raw
+            self.disk.end()
+        self.inode.data[start:] = raw
 
     def sync(self) -> None:
         _sync(self.disk, self.path, self.inode)
@@ -261,8 +281,11 @@ class SimMap:
             undone = np.flatnonzero(self.data != before)
             undone = undone[np.random.default_rng(self.disk.random.randrange(1 << 30)).random(undone.size) < 0.5]
             self.data[undone] = before[undone]
-            raise Crash
+            self.disk.end()
         apply()
+
+    def in_place(self) -> bool:
+        return self.disk.volume.names.get(self.path) is self.inode and len(self.inode.data) == len(self.data)
 
     def sync(self) -> None:
         _sync(self.disk, self.path, self.inode)
@@ -275,7 +298,7 @@ def _sync(disk: SimDisk, path: Path, inode: Inode) -> None:
     if disk.effect(f"sync {path.name}"):
         if disk.random.random() < 0.5:
             inode.durable = bytes(inode.data)
-        raise Crash
+        disk.end()
     if disk.effects == disk.fail_sync_at:
         # As Linux does: the pages are clean now, and the disk has some of them.
         inode.durable = bytes(disk._torn(inode).data)

@@ -94,6 +94,44 @@ async def test_two_agents_on_one_directory(training: Training, tmp_path: Path) -
             await opened(training, tmp_path)
 
 
+async def test_two_agents_on_one_directory_with_state_directories_of_their_own(
+    training: Training, tmp_path: Path
+) -> None:
+    async with await opened(training, tmp_path / "model", state_dir=tmp_path / "one"):
+        with pytest.raises(AgentRunning, match="keeps"):
+            await opened(training, tmp_path / "model", state_dir=tmp_path / "two")
+        with pytest.raises(AgentRunning, match="keeps"):
+            await opened(training, tmp_path / "other", state_dir=tmp_path / "one")
+
+
+def cut(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def replace(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-8] ^= 1
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").rename(path)
+
+
+@pytest.mark.parametrize("harm", [cut, replace, Path.unlink], ids=["cut", "replaced", "removed"])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+async def test_a_working_file_that_is_no_longer_the_mapped_one_is_repaired(
+    training: Training, tmp_path: Path, read_dir: ReadDir, steps: int, harm: Callable[[Path], object]
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        harm(next(tmp_path.glob("*.safetensors")))
+        for _ in range(steps):
+            training.step()
+            await training.publish()
+        assert await replica.catch_up() == training.position
+        assert read_dir(tmp_path) == training.tensors(1 + steps)
+
+
 async def test_a_head_that_goes_back_is_refused(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
     first = await training.publish()
     training.step()

@@ -1,14 +1,16 @@
 """kill -9 and power loss at every effect on the disk: the old version, the new one, or knowingly none, never a mixture.
 
-Every scenario is run once to count its effects, then once for each effect and kind of crash. A failure names scenario,
-effect and seed, which replay it.
+Every scenario is run once, and for each of its effects the disk is kept as a crash in the middle of it would leave it;
+then each of these is recovered from. A failure names scenario, effect and seed, which replay it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import os
+import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,12 +19,16 @@ from typing import Any
 
 import pytest
 
+from rollout_agent import disk as disk_module
 from rollout_agent import presence
 from rollout_agent import replica as replica_module
 from rollout_agent.errors import DamagedFiles, DiskError
 from rollout_agent.gate import holds
-from rollout_agent.places import INDEX, Places
+from rollout_agent.places import INDEX, Places, log_version
 from rollout_agent.replica import Replica
+from rollout_agent.saving import Saving
+from rollout_agent.state import State
+from rollout_agent.statedir import StateDir
 from tests.rollout_agent import simdisk
 from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
 from tests.rollout_agent.training import Spec, Training, read_model
@@ -112,12 +118,19 @@ class Inline(Executor):
 
 
 @pytest.fixture(autouse=True)
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    luck = random.Random(SEED)
+
     async def here(call: Callable[..., Any], *args: Any) -> Any:
+        # The turn of what goes on beside; a checkpoint is slow, so that versions overtake each of its steps.
+        for _ in range(luck.randrange(16) if getattr(call, "__func__", None) is Saving.step else 1):
+            await asyncio.sleep(0)
         return call(*args)
 
     monkeypatch.setattr(replica_module, "ThreadPoolExecutor", Inline)
     monkeypatch.setattr(asyncio, "to_thread", here)
+    monkeypatch.setattr(disk_module, "COPY_BYTES", 300)
+    caplog.set_level(logging.CRITICAL)
 
 
 async def first_fetch(world: World, disk: SimDisk) -> None:
@@ -149,6 +162,31 @@ async def repair(world: World, disk: SimDisk) -> None:
         await replica.catch_up()
 
 
+async def overlap(world: World, disk: SimDisk) -> None:
+    """Two more versions while a checkpoint is being made, then another checkpoint and one more version."""
+    await world.head(2)
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+        for version in (3, 4):
+            saving = asyncio.create_task(replica.checkpoint(force=True))
+            await asyncio.sleep(0)
+            await world.head(version)
+            await replica.catch_up()
+            await saving
+
+
+async def overtaken(world: World, disk: SimDisk) -> None:
+    """New files are installed while a checkpoint of the old ones is being made."""
+    await world.head(2)
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+        saving = asyncio.create_task(replica.checkpoint(force=True))
+        await asyncio.sleep(0)
+        await world.head(3)
+        await replica.catch_up()
+        await saving
+
+
 async def recovery(world: World, disk: SimDisk) -> None:
     """Coming back after a crash just behind a commit; the log is replayed without a store."""
     async with await world.open(disk, Down()):
@@ -162,9 +200,21 @@ SCENARIOS: dict[str, Scenario] = {
     "follow": follow,
     "dense": dense,
     "repair": repair,
+    "overlap": overlap,
+    "overtaken": overtaken,
     "recovery": recovery,
 }
-HEADS = {"first fetch": (2, 2), "follow": (1, 4), "dense": (1, 2), "repair": (3, 3), "recovery": (1, 2)}
+HEADS = {
+    "first fetch": (2, 2),
+    "follow": (1, 4),
+    "dense": (1, 2),
+    "repair": (3, 3),
+    "overlap": (1, 4),
+    "overtaken": (1, 3),
+    "recovery": (1, 2),
+}
+SHARES = {"dense": (0.9,), "overlap": (0.02, 0.02, 0.02), "overtaken": (0.02, 0.9)}
+"""Parts of the weights that change in the versions after the first, where not three small ones."""
 """The head before the crashes and the one to be reached after them."""
 
 
@@ -176,7 +226,7 @@ def published(name: str) -> tuple[MemoryStore, Training]:
         store = MemoryStore()
         training = Training(store, specs=TINY, aliases={}, seed=SEED)
         await training.publish()
-        for share in (0.9,) if name == "dense" else (0.03, 0.03, 0.03):
+        for share in SHARES.get(name, (0.03, 0.03, 0.03)):
             training.step(share)
             await training.publish()
         return store, training
@@ -236,36 +286,41 @@ def test_every_effect(name: str, tmpfs: bool, kind: str) -> None:
 
 def test_covers_a_thousand_points() -> None:
     """Enough distinct crash points, if this file's scenarios have all run."""
-    if len(POINTS) == 20:
+    if len(POINTS) == 4 * len(SCENARIOS):
         assert sum(POINTS.values()) >= 1000, POINTS
 
 
 async def _every_effect(name: str, tmpfs: bool, kind: str) -> int:
-    world, disk = await prepared(name, tmpfs, SEED)
-    await SCENARIOS[name](world, disk)
-    assert visible(disk) == (HEADS[name][1], world.training.tensors(HEADS[name][1]))
-    # What a power loss leaves is drawn, so short scenarios are drawn more than once.
-    rounds = 2 if kind == "power" and disk.effects < 50 else 1
-    for seed in range(rounds):
-        for at in range(1, disk.effects + 1):
-            await one_crash(name, tmpfs, kind, at, seed)
-    return disk.effects * rounds
+    points = 0
+    seen: set[object] = set()
+    # What a crash leaves is drawn, so short scenarios are drawn more than once.
+    for draw in range(2):
+        world, disk = await prepared(name, tmpfs, SEED * 1000 + draw)
+        # Before an agent has looked, files edited by hand are visible.
+        known = None if name == "repair" else visible(disk)
+        disk.forks = []
+        await SCENARIOS[name](world, disk)
+        assert visible(disk) == (HEADS[name][1], world.training.tensors(HEADS[name][1]))
+        for at, (what, volume) in enumerate(disk.forks, 1):
+            where = f"{name}, {'tmpfs' if tmpfs else 'disk'}, {kind} in effect {at} ({what}), draw {draw}, seed {SEED}"
+            left = SimDisk(volume, volatile=disk.volatile, seed=(SEED * 1000 + draw) * 10_000 + at)
+            left = left.kill() if kind == "kill" else left.power_loss()
+            if _first_time(left, seen):
+                await _recovered(name, world, left, known, where, seen)
+        points += len(disk.forks)
+        if points > 40:
+            break
+    return points
 
 
 def last_of(world: World) -> tuple[int, dict[str, bytes]]:
     return world.now, world.training.tensors(world.now)
 
 
-async def one_crash(name: str, tmpfs: bool, kind: str, at: int, draw: int) -> None:
-    where = f"{name}, {'tmpfs' if tmpfs else 'disk'}, {kind} at effect {at}, draw {draw}, WEIGHTCAST_SEED={SEED}"
-    world, disk = await prepared(name, tmpfs, (SEED * 1000 + draw) * 10_000 + at)
-    # Before an agent has looked, files edited by hand are visible.
-    known = None if name == "repair" else visible(disk)
-    disk.crash_at = at
-    with pytest.raises(Crash):
-        await SCENARIOS[name](world, disk)
-    where += f" ({disk.trace[-1]})"
-    disk = disk.kill() if kind == "kill" else disk.power_loss()
+async def _recovered(
+    name: str, world: World, disk: SimDisk, known: tuple[int, object] | None, where: str, seen: set[object]
+) -> None:
+    """From what a crash left: recovery alone, then (where that led to something new) on to the last version."""
     if name != "repair":
         check(world, visible(disk), known, where)
 
@@ -275,7 +330,19 @@ async def one_crash(name: str, tmpfs: bool, kind: str, at: int, draw: int) -> No
     after = visible(disk)
     check(world, after, known, where)
     assert known is None or after is not None, f"nothing held after recovery: {where}"
+    if _first_time(disk, seen):
+        await _goes_on(name, world, disk, where)
 
+
+def _first_time(disk: SimDisk, seen: set[object]) -> bool:
+    key = disk.volume.key()
+    new = key not in seen
+    seen.add(key)
+    return new
+
+
+async def _goes_on(name: str, world: World, disk: SimDisk, where: str) -> None:
+    """On to the last version, then another power loss."""
     await world.head(HEADS[name][1])
     counting = Counting(world.store)
     async with await world.open(disk, counting) as replica:
@@ -285,7 +352,7 @@ async def one_crash(name: str, tmpfs: bool, kind: str, at: int, draw: int) -> No
     disk = disk.power_loss()
     async with await world.open(disk, Down()):
         assert visible(disk) == last_of(world), f"lost at a later reboot: {where}"
-    if name in ("follow", "recovery"):
+    if name in ("follow", "overlap", "recovery"):
         full = world.training.manifests[1].payload_bytes
         assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
 
@@ -312,6 +379,18 @@ def _no_hiding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(presence, "hide", lambda disk, places: None)
 
 
+def _no_later_logs(patch: pytest.MonkeyPatch) -> None:
+    drop = StateDir.drop_older
+
+    def drop_all(self: StateDir, keep: State, later: object = ()) -> None:
+        drop(self, keep)
+        for log in self._disk.names(self._places.state):
+            if log_version(log) is not None:
+                self._disk.remove(self._places.state / log)
+
+    patch.setattr(StateDir, "drop_older", drop_all)
+
+
 def _no_boot_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimDisk, "boot_id", lambda self: "always the same")
 
@@ -323,6 +402,7 @@ def _no_boot_id(patch: pytest.MonkeyPatch) -> None:
         (_no_weight_sync, "follow", "power"),
         (_no_hiding, "follow", "kill"),
         (_no_boot_id, "follow", "power"),
+        (_no_later_logs, "overlap", "power"),
     ],
 )
 def test_has_teeth(
