@@ -1,0 +1,178 @@
+"""A checkpoint that is slow or fails holds up nobody, and what it leaves survives the loss of the model directory."""
+
+# ruff: noqa: ASYNC110 - waiting for other tasks is what these tests do
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from rollout_agent.agent import Agent, Pace
+from rollout_agent.disk import LocalDisk, copy_file
+from rollout_agent.errors import DiskError, DiskFailed, DiskFull
+from rollout_agent.places import Places
+from rollout_agent.replica import Replica
+from rollout_agent.state import State, load
+from tests.rollout_agent.training import Training
+from weight_store.position import Position
+
+ReadDir = Callable[[Path], dict[str, bytes]]
+QUICK = Pace(poll_s=0.02, first_retry_s=0.02, longest_retry_s=0.05, heartbeat_s=0.05)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A directory whose files are gone after a reboot."""
+    if not LocalDisk().is_volatile(Path("/dev/shm")):
+        pytest.skip("/dev/shm is no tmpfs here")
+    path = Path(mkdtemp(dir="/dev/shm", prefix="weightcast-test-"))
+    yield path / "model"
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """A directory whose files stay."""
+    if LocalDisk().is_volatile(tmp_path):
+        pytest.skip("the tests' directory is a tmpfs")
+    return tmp_path / "state"
+
+
+class SlowDisk(LocalDisk):
+    """Copies wait for ``go``, then fail while ``error`` is set."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.error: DiskError | None = None
+        self.asked = 0
+
+    def copy(self, source: Path, target: Path, start: int, count: int) -> None:
+        self.asked += 1
+        assert self.go.wait(60)
+        if self.error is not None:
+            raise self.error
+        super().copy(source, target, start, count)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def opened(training: Training, model: Path, state: Path, disk: LocalDisk | None = None) -> Replica:
+    return await Replica.open(run="tiny", model_dir=model, state_dir=state, store=training.store, disk=disk)
+
+
+def recorded(model: Path, state: Path) -> Position | None:
+    found = load(LocalDisk(), Places.of(model, state).checkpoint, State)
+    return found.version.position if found is not None else None
+
+
+async def test_versions_are_applied_while_one_is_made(
+    training: Training, memory: Path, state: Path, read_dir: ReadDir
+) -> None:
+    disk = SlowDisk()
+    await training.publish()
+    async with await opened(training, memory, state, disk) as replica:
+        await replica.catch_up()
+        saving = asyncio.ensure_future(replica.checkpoint())
+        await until(lambda: disk.asked > 0)
+        for _ in range(3):
+            training.step(0.01)
+            assert await replica.catch_up() != await training.publish()
+            assert await replica.catch_up() == training.position
+        assert not saving.done()
+        disk.go.set()
+        await saving
+        assert recorded(memory, state) == training.positions[1]
+    # The copy is of no single version; with the logs that came after it began it is the newest.
+    shutil.rmtree(memory)
+    training.store = None  # type: ignore[assignment]
+    async with await opened(training, memory, state) as replica:
+        assert replica.position == training.position
+    assert read_dir(memory) == training.tensors(4)
+
+
+@pytest.mark.parametrize("error", [DiskFailed("the disk says no"), DiskFull("no room for a copy")])
+async def test_one_that_fails_delays_no_version(
+    training: Training, memory: Path, state: Path, error: DiskError
+) -> None:
+    disk = SlowDisk()
+    disk.error = error
+    disk.go.set()
+    pace = Pace(QUICK.poll_s, QUICK.first_retry_s, QUICK.longest_retry_s, first_save_retry_s=3600)
+    await training.publish()
+    async with await opened(training, memory, state, disk) as replica:
+        agent = Agent(replica, "tiny", "eu-west", "a1", pace=pace)
+        task = asyncio.ensure_future(agent.follow())
+        try:
+            await until(lambda: bool(agent.status.unsaved))
+            for _ in range(3):
+                training.step(0.01)
+                await training.publish()
+                await until(lambda: replica.position == training.position)
+            assert agent.status.unsaved == str(error)
+            assert agent.status.error == ""
+            assert disk.asked == 1
+            assert not [n for n in disk.names(state) if "checkpoint" in n], "an unfinished copy takes the space of logs"
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_it_is_tried_again(training: Training, memory: Path, state: Path) -> None:
+    disk = SlowDisk()
+    disk.error = DiskFailed("not yet")
+    disk.go.set()
+    pace = Pace(QUICK.poll_s, first_save_retry_s=0.02, longest_save_retry_s=0.05)
+    await training.publish()
+    async with await opened(training, memory, state, disk) as replica:
+        agent = Agent(replica, "tiny", "eu-west", "a1", pace=pace)
+        task = asyncio.ensure_future(agent.follow())
+        try:
+            await until(lambda: disk.asked > 2)
+            disk.error = None
+            await until(lambda: recorded(memory, state) == training.position)
+            await until(lambda: agent.status.unsaved == "")
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_stopping_waits_for_one_piece_only(training: Training, memory: Path, state: Path) -> None:
+    disk = SlowDisk()
+    await training.publish()
+    replica = await opened(training, memory, state, disk)
+    await replica.catch_up()
+    saving = asyncio.ensure_future(replica.checkpoint())
+    await until(lambda: disk.asked > 0)
+    closing = asyncio.ensure_future(replica.close())
+    await asyncio.sleep(0)
+    disk.go.set()
+    await closing
+    await saving
+    assert disk.asked == 1
+    assert recorded(memory, state) is None
+
+
+def test_files_are_copied_between_file_systems(memory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways, in several pieces, also where the kernel refuses ``copy_file_range`` between file systems."""
+    disk = LocalDisk()
+    memory.mkdir()
+    data = bytes(range(256)) * 40 + b"odd end"
+    monkeypatch.setattr("rollout_agent.disk.COPY_BYTES", 3000)
+    (memory / "a").write_bytes(data)
+    for source, target in ((memory / "a", tmp_path / "b"), (tmp_path / "b", memory / "c")):
+        disk.allocate(target, len(data))
+        for _ in copy_file(disk, source, target):
+            pass
+        assert target.read_bytes() == data
+    with pytest.raises(DiskFailed, match="shrank"):
+        disk.copy(memory / "a", tmp_path / "b", len(data) - 10, 20)
