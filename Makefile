@@ -12,7 +12,7 @@ PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcas
 PIP      := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz check format packaging tree ci bench-codec deltas clean
+.PHONY: help setup demo test sim fuzz check format packaging tree ci bench-codec deltas clean
 
 help: ## List these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ demo: setup ## Run the whole path on this machine and prove it bit-exact (ARGS='
 
 test: setup ## Run all tests against a real S3 server and real processes (ARGS='tests/codec -x')
 	@$(BIN)/python -m pytest -q -m "not packaging" $(ARGS)
+
+sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=600; ARGS='--seed N' replays one)
+	@$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),600) $(ARGS)
 
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house

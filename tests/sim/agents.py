@@ -72,7 +72,7 @@ class ObservedDisk(SimDisk):
         self.blind = False
         self.sound = True
         """False once an effect has failed: what the disk holds is then nobody's promise."""
-        self.looks = 0.2
+        self.looks, self.reads = 0.2, 0.3
         self._load: tuple[int, list[Path], dict[str, bytes]] | None = None
 
     def effect(self, what: str) -> bool:
@@ -88,7 +88,7 @@ class ObservedDisk(SimDisk):
             mark = holds(self, PLACES)
             if mark is not None:
                 self._load = mark.position.version, self._files(), {}
-        if self._load is not None:
+        if self._load is not None and (whole or self.random.random() < self.reads):
             self._read_on(1 if not whole else len(self._load[1]))
 
     def _files(self) -> list[Path]:
@@ -145,6 +145,7 @@ class SimAgent:
         self.restarts = 0
         self._whole = False
         """Whether what was shown must be there again when the process comes back, without asking the store."""
+        self._shown = False
         self.disk = ObservedDisk(
             Volume(), check=self._seen, chance=world.chance, volatile=(MODEL,) if tmpfs else ()
         )  # fmt: skip
@@ -155,7 +156,7 @@ class SimAgent:
 
     def _seen(self, version: int, tensors: dict[str, bytes]) -> None:
         self._world.model.check_visible(self.node, version, tensors, self.least)
-        self.least = version
+        self.least, self._shown = version, True
 
     def start(self) -> None:
         """Start the process."""
@@ -174,15 +175,18 @@ class SimAgent:
 
     def _come_back(self, *, power: bool) -> None:
         world = self._world
+        if world.over:
+            return
         world.note(f"{self.node} {'loses power' if power else 'is killed'} after effect {self.disk.effects}")
         self.restarts += 1
         self.agent = self.replica = None
-        self._whole = self.least > 0 and not (power and self._tmpfs) and self.disk.sound
+        self._shown = self._shown and not (power and self._tmpfs)
+        self._whole = self._shown and self.disk.sound
         self.disk = self.disk.power_loss() if power else self.disk.kill()
         self.disk.look(whole=True)
         if world.chaotic and world.chance.random() < 0.15:
             self._rot()
-        world.loop.call_later(world.chance.uniform(0.1, 20.0), self.start)
+        world.loop.call_later(world.chance.uniform(0.1, 8.0), self.start)
 
     def _rot(self) -> None:
         """While nobody watches, somebody edits a weight file. Engines look again once the agent has looked."""
@@ -192,7 +196,7 @@ class SimAgent:
             data = self.disk.volume.names[path].data
             if data:
                 data[self._world.chance.randrange(len(data))] ^= 1 << self._world.chance.randrange(8)
-                self.disk.blind, self.disk._load, self._whole = True, None, False
+                self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
                 self._world.note(f"{self.node}: {path.name} is edited")
 
     async def _live(self) -> None:
@@ -223,7 +227,7 @@ class SimAgent:
             store=world.store(process, self.node, distrust=DISTRUST),
             disk=disk,
             threads=1,
-            file_bytes=700,
+            file_bytes=5000,
         )
         if self._whole and (replica.position is None or replica.position.version < self.least):
             raise Violation(f"{self.node} came back at {replica.position}, after it had shown version {self.least}")

@@ -32,7 +32,7 @@ from weight_store.errors import WeightStoreError
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-SETTINGS = Settings(expire_after_s=60.0, poll_s=1.0, idle_poll_s=20.0)
+SETTINGS = Settings(expire_after_s=20.0, poll_s=1.0, idle_poll_s=10.0)
 TIMEOUT_S = 15.0
 
 

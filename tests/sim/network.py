@@ -36,7 +36,7 @@ class Faults:
     @classmethod
     def draw(cls, chance: random.Random) -> Faults:
         """Some kinds of fault, each at some rate: schedules that have them all hide what few of them show."""
-        rates = {field.name: chance.choice((0.0, 0.0, 0.01, 0.05, 0.15)) for field in fields(cls)}
+        rates = {field.name: chance.choice((0.0, 0.0, 0.01, 0.03, 0.1)) for field in fields(cls)}
         return replace(cls(), **rates)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from dataclasses import dataclass
+from typing import ClassVar
 from unittest import mock
 
 from rollout_agent import replica as replica_module
@@ -18,7 +19,8 @@ from tests.sim.network import Faults
 from tests.sim.trainers import Launch
 from tests.sim.world import World
 
-CHAOS_S = 240.0
+CHAOS_S = 120.0
+WARM_S = 100.0
 CALM_S = 1500.0
 """Longer than everything that may have to run out first: expiry, long polls, budgets of retries, patience."""
 
@@ -26,6 +28,8 @@ CALM_S = 1500.0
 @dataclass(frozen=True)
 class Result:
     """What a run came to."""
+
+    TOTALS: ClassVar[tuple[str, ...]] = ("steps", "versions", "aborted", "launches", "restarts", "deleted")
 
     seed: int
     digest: str
@@ -49,6 +53,7 @@ class Bias:
     faults: Faults | None = None
     kinds: tuple[str, ...] = ()
     tmpfs: bool | None = None
+    full_every: int | None = None
 
 
 def simulate(seed: int, bias: Bias = Bias()) -> Result:
@@ -75,15 +80,17 @@ def simulate(seed: int, bias: Bias = Bias()) -> Result:
 
 
 def _end(world: World, loop: SimLoop) -> None:
-    for task in asyncio.all_tasks(loop):
-        task.cancel()
+    world.over = True
     for launch in world.launches:
         launch.ended = launch.ended or "over"
         for rank in launch.ranks:
             rank.link.closed = True
     for agent in world.agents:
         agent.disk.dead = True
-    loop.run_until_complete(asyncio.sleep(0))
+    while tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
     asyncio.set_event_loop(None)
     loop.close()
 
@@ -111,6 +118,8 @@ def _story(world: World, error: Exception) -> str:
 
 
 async def _run(world: World, bias: Bias) -> None:
+    if bias.full_every is not None:
+        world.full_every = bias.full_every
     world.network.faults = bias.faults or Faults.draw(world.chance)
     world.coordinators = [SimCoordinator(world, number) for number in range(world.chance.choice((1, 2, 2)))]
     world.agents = [
@@ -121,9 +130,12 @@ async def _run(world: World, bias: Bias) -> None:
     collecting.spawn(world.collect_for_ever(collecting))
     world.launch()
     chaos = Chaos(world, bias.kinds)
-    until_s = CHAOS_S * world.chance.uniform(0.3, 1.0)
+    while not world.model.sealed and world.loop.time() < WARM_S:
+        await asyncio.sleep(0.5)
+    until_s = world.loop.time() + CHAOS_S * world.chance.uniform(0.5, 1.0)
+    pause_s = world.chance.choice((3.0, 6.0, 12.0))
     while world.loop.time() < until_s:
-        await asyncio.sleep(world.chance.expovariate(1 / 8.0))
+        await asyncio.sleep(world.chance.expovariate(1 / pause_s))
         chaos.act()
         world.check()
     chaos.calm()
@@ -135,22 +147,26 @@ async def _settle(world: World) -> None:
     """Nothing goes wrong any more: the run's owner can publish, and every agent comes to what it published."""
     deadline_s = world.loop.time() + CALM_S
     owner = _owner(world)
-    owner.max_wait_s = 1e9
-    wanted = owner.publications = owner.publications + 2
+    wanted = _two_more(owner)
     while not _settled(world, owner, wanted):
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(0.5)
         world.check()
         current = _owner(world)
         if current is not owner:
             owner = current
-            owner.max_wait_s = 1e9
-            wanted = owner.publications = owner.publications + 2
+            wanted = _two_more(owner)
         if world.loop.time() > deadline_s:
             raise Violation(f"nothing goes wrong any more, but the run does not come to rest: {_state(world, owner)}")
 
 
+def _two_more(launch: Launch) -> int:
+    launch.max_wait_s = 1e9
+    launch.publications = launch.published + 2
+    return launch.publications
+
+
 def _owner(world: World) -> Launch:
-    """The launch that has the run, or will; a new one if none runs. Who lost the run learns that when it publishes."""
+    """The launch that has the run, or will; a new one if none runs. Who lost it learns that when it publishes."""
     head = world.model.head
     running = [launch for launch in world.launches if launch.running]
     for launch in running:

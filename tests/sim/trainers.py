@@ -207,8 +207,9 @@ class Launch:
     specs: tuple[Spec, ...]
     weights: Weights
     first_step: int
-    publications: int
     max_wait_s: float
+    publications: int = 1 << 30
+    published: int = 0
     process: Process = field(init=False)
     ranks: list[SimRank] = field(default_factory=list)
     handles: list[tuple[int, Handle]] = field(default_factory=list)
@@ -261,7 +262,8 @@ class Launch:
         for ordinal in itertools.count():
             while ordinal >= self.publications:
                 await self.process.sleep(1.0)
-            await self.process.sleep(chance.choice((0.0, 0.1, 2.0)))
+            await self.process.sleep(chance.choice((0.0, 0.5, 3.0, 8.0)))
+            self.published = ordinal + 1
             self._step()
             self.world.model.publishes(self.name, ordinal, dict(self.weights))
             await _together(self._publish(rank, ordinal) for rank in self.ranks)

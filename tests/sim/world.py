@@ -25,11 +25,11 @@ from weight_store.gc import Collector, Wish
 from weight_store.memory import MemoryStore
 from weight_store.retry import RetryingStore
 
-MIN_AGE_S = 120.0
+MIN_AGE_S = 30.0
 KEPT_LINES = 400
 SPECS: tuple[tuple[Spec, ...], ...] = (
-    (("layers.0.a", "BF16", (24, 12), "rows"), ("layers.0.b", "BF16", (12, 24), "cols"), ("norm", "F32", (16,), "all")),
-    (("layers.0.a", "BF16", (24, 12), "cols"), ("layers.0.b", "BF16", (12, 24), "1"), ("norm", "F32", (16,), "0")),
+    (("layers.0.a", "BF16", (80, 30), "rows"), ("layers.0.b", "BF16", (30, 80), "cols"), ("norm", "F32", (16,), "all")),
+    (("layers.0.a", "BF16", (80, 30), "cols"), ("layers.0.b", "BF16", (30, 80), "1"), ("norm", "F32", (16,), "0")),
 )
 """The same tensors, shared by the ranks in two ways: the layout changes from one launch to another."""
 
@@ -42,6 +42,7 @@ class World:
     loop: SimLoop
     run: str = RUN
     chaotic: bool = True
+    over: bool = False
     coordinators: list[SimCoordinator] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     agents: list[SimAgent] = field(default_factory=list)
@@ -139,8 +140,7 @@ class World:
             specs=self.chance.choice(SPECS) if self.chance.random() < 0.3 else SPECS[0],
             weights=weights,
             first_step=self.chance.choice((0, 0, 0, 7)),
-            publications=self.chance.randint(2, 6),
-            max_wait_s=self.chance.choice((5.0, 90.0, 300.0)),
+            max_wait_s=self.chance.choice((3.0, 30.0, 100.0)),
         )
         self.launches.append(found)
         found.start()
@@ -151,7 +151,7 @@ class World:
     async def collect_for_ever(self, process: Process) -> None:
         """Run gc again and again, as a timer would."""
         while True:
-            await process.sleep(self.chance.uniform(20.0, 120.0))
+            await process.sleep(self.chance.uniform(5.0, 30.0))
             collector = Collector(
                 self.store(process, "gc"), self.run, min_age_s=MIN_AGE_S, nonce=self.nonce, sleep=process.sleep
             )
