@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from codec.dtypes import BY_NAME
 from rollout_agent.errors import DamagedObject, WrongRun
 from rollout_agent.state import Version
-from weight_store.chain import Hop
+from weight_store.chain import Hop, receipts_of
 from weight_store.head import Head
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
@@ -91,7 +91,7 @@ class Source:
         """Read a hop's manifest, receipts and layout. ``FormatError`` or ``DamagedObject`` if they do not fit."""
         manifest = await self.manifest(hop.position)
         extra_full = bool(hop.extra_full)
-        refs = hop.extra_full or manifest.receipts
+        refs = receipts_of(hop, manifest, self.run)
 
         async def one(rank: int) -> Receipt:
             async with self._slots:

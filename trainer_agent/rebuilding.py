@@ -10,8 +10,8 @@ import codec
 from trainer_agent.encoding import Bits
 from trainer_agent.slots import Slots
 from trainer_agent.state import Base
-from weight_store.chain import Hop, plan_chain
-from weight_store.errors import DigestMismatch
+from weight_store.chain import Hop, plan_chain, receipts_of
+from weight_store.errors import DigestMismatch, FormatError
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.position import Position
@@ -40,7 +40,12 @@ async def rebuild_base(
         manifests.append((hop, manifest))
     receipt: Receipt | None = None
     for hop, manifest in manifests:
-        refs = hop.extra_full or manifest.receipts
+        refs = receipts_of(hop, manifest, run)
+        if rank >= len(refs):
+            raise FormatError(
+                f"version {hop.position} of {run!r} has {len(refs)} ranks, but its layout has "
+                f"{layout[1].world_size}: its manifest was altered"
+            )
         receipt = await read_receipt(store, run, hop.position, rank, refs[rank], extra_full=bool(hop.extra_full))
         await _apply(store, run, receipt, layout[1], slots, slot)
     if receipt is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from weight_store.errors import ChainError
+from weight_store.errors import ChainError, FormatError
 from weight_store.manifest import Manifest, ReceiptRef
 from weight_store.position import GENESIS, Position
 
@@ -48,6 +48,21 @@ def plan_chain(held: Position | None, target: Manifest, target_position: Positio
     if held in links:
         return _cheaper(deltas[links.index(held) + 1 :], full)
     return full
+
+
+def receipts_of(hop: Hop, manifest: Manifest, run: str) -> tuple[ReceiptRef, ...]:
+    """The receipts to fetch for a hop, one for each rank of ``manifest``, which is the hop's own.
+
+    An extra full is listed by a later manifest than the one whose ranks it must match, so this is the first place
+    where both are known: ``FormatError`` if it is not one receipt for each rank.
+    """
+    refs = hop.extra_full or manifest.receipts
+    if len(refs) != manifest.world_size:
+        raise FormatError(
+            f"the full of version {hop.position} of {run!r} is listed with {len(refs)} receipts, but the version has "
+            f"{manifest.world_size} ranks: the manifest that lists it was altered or is of another run"
+        )
+    return refs
 
 
 def _cheaper(deltas: list[Hop], full: list[Hop]) -> list[Hop]:

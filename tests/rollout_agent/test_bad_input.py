@@ -27,7 +27,8 @@ from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from tests.rollout_agent.training import OTHER_RUN_ID, Training
 from weight_store.errors import DigestMismatch, FormatError, StoreError, StoreUnavailable
-from weight_store.keys import layout_key
+from weight_store.keys import layout_key, manifest_key
+from weight_store.manifest import ReceiptRef
 from weight_store.memory import MemoryStore
 from weight_store.records import pack, sha256_hex
 
@@ -193,6 +194,27 @@ async def test_an_altered_record_is_refused(training: Training, tmp_path: Path, 
     alter(training, key, lambda data: data.__setitem__(len(data) // 2, data[len(data) // 2] ^ 1))
     async with await opened(training, tmp_path) as replica:
         with pytest.raises((DigestMismatch, FormatError)):
+            await replica.catch_up()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+async def test_a_full_of_another_number_of_ranks_is_refused(training: Training, tmp_path: Path, ranks: int) -> None:
+    """The manifest that lists an extra full is not the one that says how many ranks it has."""
+    await training.publish()
+    training.step(0.9)
+    await training.publish()
+    await training.extra_full(1)
+    refs = training.fulls[1]
+    training.step(0.9)
+    await training.publish()
+    manifest = training.manifests[3]
+    first = ReceiptRef(sha256=refs[0].sha256, size=refs[0].size, shard_bytes=refs[0].shard_bytes)
+    lying = manifest.model_copy(update={"full_version": 1, "full_bytes": 1, "extra_full": (first,) * ranks})
+    data = lying.to_bytes()
+    put(training, manifest_key("tiny", 3), data)
+    await training.move_head(lying.position(data))
+    async with await opened(training, tmp_path) as replica:
+        with pytest.raises(FormatError, match=f"listed with {ranks} receipts, but the version has 2 ranks"):
             await replica.catch_up()
 
 
