@@ -205,6 +205,8 @@ class SimAgent:
         try:
             await self._follow(process, disk)
         except Crash:
+            if not process.alive:
+                return  # it was ended from outside, and will come back already
             process.kill()
             self._come_back(power=world.chance.random() < 0.5)
         except (Killed, asyncio.CancelledError):

@@ -174,4 +174,3 @@ class Chaos:
             disk.full_at = disk.effects + self._chance.randint(1, 40)
         else:
             disk.fail_sync_at = disk.effects + self._chance.randint(1, 40)
-

@@ -11,5 +11,9 @@ class Stuck(Violation):
     """Everybody waits for something that will never come."""
 
 
+class Defect(Violation):
+    """Code raised what no rule foresees."""
+
+
 class Killed(BaseException):
     """The process that tried to do something is dead. Not an Exception: nothing may handle it."""

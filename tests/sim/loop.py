@@ -56,7 +56,7 @@ class SimLoop(asyncio.BaseEventLoop):
         # Two timers that are closer than this count as one moment.
         self._clock_resolution = 1e-9
         self.set_task_factory(_make_task)
-        self.defects: list[str] = []
+        self.defects: list[BaseException] = []
         self.set_exception_handler(self._note_defect)
 
     def time(self) -> float:
@@ -83,7 +83,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def _note_defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not isinstance(error, Killed | asyncio.CancelledError):
-            self.defects.append(f"{context.get('message')}: {error!r}")
+            self.defects.append(error or RuntimeError(str(context.get("message"))))
 
 
 class Process:

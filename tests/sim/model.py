@@ -17,13 +17,13 @@ from tests.sim.store import Bucket
 from weight_store.chain import plan_chain
 from weight_store.errors import WeightStoreError
 from weight_store.head import Head
-from weight_store.keys import asset_key, layout_key, manifest_key, parse_key, receipt_key, shard_key
+from weight_store.keys import asset_key, layout_key, manifest_key, open_key, parse_key, receipt_key, shard_key
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest, ReceiptRef
 from weight_store.position import GENESIS, Position
 from weight_store.receipt import Receipt, group_ranges
 from weight_store.records import record_format, sha256_hex, unpack
-from weight_store.version import Abort
+from weight_store.version import Abort, Open
 
 RUN = "sim"
 
@@ -184,8 +184,12 @@ class Model:
                 raise Violation(f"{key} was deleted although the head at {head.position} leads there")
         parsed = parse_key(key)
         version = parsed.version or 0
-        if version > self.head.position.version and version not in self.decided:
+        if version > self.head.position.version and version not in self.decided and not self._is_fenced(version):
             raise Violation(f"{key} was deleted although version {version} is undecided")
+
+    def _is_fenced(self, version: int) -> bool:
+        opened = self.bucket.read(open_key(RUN, version))
+        return opened is not None and self.head is not None and Open.parse(opened).term < self.head.term
 
     def _reachable(self, head: Head) -> frozenset[str]:
         found = self._reach.get(head.position)

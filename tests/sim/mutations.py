@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import xxhash
 
 from codec import CodecError, decode_group
@@ -64,7 +65,9 @@ def _finish_in_any_term(view: View, write_id: str) -> Step | None:
 async def _take_over_blindly(self: Run, launch: str, expected_term: int | None = None) -> Head:
     """Write and believe it, instead of reading back what became of the write."""
     found = await self._read()
-    step = decisions.take_over(found[0] if found else None, launch, self._ambient.run_id(), self._ambient.nonce(), expected_term)
+    step = decisions.take_over(
+        found[0] if found else None, launch, self._ambient.run_id(), self._ambient.nonce(), expected_term
+    )
     if found and not isinstance(step, decisions.CreateHead | ReplaceHead):
         return found[0].head
     await self._write(step, found[1] if found else "")
@@ -95,7 +98,7 @@ def _sync_no_log(self: simdisk.SimAppender) -> None:
 
 
 def _scan_without_commit(data: Any) -> changelog.ScannedLog | None:
-    return changelog.scan(memoryview(_with_commit(bytes(data))))  # type: ignore[arg-type]
+    return changelog.scan(np.frombuffer(_with_commit(bytes(data)), np.uint8))
 
 
 def _with_commit(data: bytes) -> bytes:
@@ -159,9 +162,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         ((world, "Bucket", _IgnoresIfNoneMatch),),
         Bias(Faults(slow=0.15, late=0.15), ("coordinator_sleeps", "sidecar_dies", "network_splits")),
     ),
-    "read-back": Mutation(
-        ((Run, "take_over", _take_over_blindly),), Bias(Faults(slow=0.05), ("two_jobs_start",))
-    ),
+    "read-back": Mutation(((Run, "take_over", _take_over_blindly),), Bias(Faults(slow=0.05), ("two_jobs_start",))),
     "gate: the mark": Mutation(((presence, "hide", _nothing),), Bias(CALM, ("agent_crashes_in_the_middle",))),
     "gate: the lock": Mutation(((gate, "exclusive", _no_lock),), Bias(CALM, ("late_joiner",))),
     "commit record": Mutation(

@@ -130,7 +130,7 @@ async def _run(world: World, bias: Bias) -> None:
     collecting.spawn(world.collect_for_ever(collecting))
     world.launch()
     chaos = Chaos(world, bias.kinds)
-    while not world.model.sealed and world.loop.time() < WARM_S:
+    while not world.model.sealed and world.loop.time() < WARM_S:  # noqa: ASYNC110 - a model has no events
         await asyncio.sleep(0.5)
     until_s = world.loop.time() + CHAOS_S * world.chance.uniform(0.5, 1.0)
     pause_s = world.chance.choice((3.0, 6.0, 12.0))

@@ -57,7 +57,7 @@ class SimArena:
 
 
 class SimLink:
-    """Keeps a sidecar running, like trainer_agent.link, with a socket that keeps order and loses nothing but its end."""
+    """Keeps a sidecar running, like trainer_agent.link, over a socket that keeps order."""
 
     def __init__(
         self,

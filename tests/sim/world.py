@@ -14,7 +14,7 @@ import numpy as np
 from tests.rollout_agent.training import Spec, Training, Weights
 from tests.sim.agents import SimAgent
 from tests.sim.coordinators import SimClient, SimCoordinator
-from tests.sim.errors import Violation
+from tests.sim.errors import Defect, Violation
 from tests.sim.loop import Process, SimLoop
 from tests.sim.model import RUN, Model
 from tests.sim.network import Network
@@ -85,14 +85,15 @@ class World:
         if isinstance(error, Violation):
             self._failure = self._failure or error
         else:
-            self.violation(f"{sentence}\n{''.join(traceback.format_exception(error))}")
+            self._failure = self._failure or Defect(f"{sentence}\n{''.join(traceback.format_exception(error))}")
 
     def check(self) -> None:
         """Raise what was found."""
         if self._failure is not None:
             raise self._failure
         if self.loop.defects:
-            raise Violation(self.loop.defects[0])
+            error = self.loop.defects[0]
+            raise error if isinstance(error, Violation) else Defect(repr(error)) from error
 
     @dataclass
     class _Watch:
@@ -120,9 +121,7 @@ class World:
 
     def store(self, process: Process, node: str, *, distrust: Collection[str] = ()) -> RetryingStore:
         """The bucket as ``process`` sees it."""
-        found = SimStore(
-            self.bucket, self.network, process, node, self.chance, self.note, distrust=frozenset(distrust)
-        )
+        found = SimStore(self.bucket, self.network, process, node, self.chance, self.note, distrust=frozenset(distrust))
         return retried(found, self.loop, process, self.chance)
 
     def client(self, process: Process, node: str) -> SimClient:
