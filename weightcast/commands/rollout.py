@@ -109,7 +109,11 @@ async def _run(options: _Options) -> None:
         )
         agent_id = options.agent_id or _default_id(options.model_dir)
         agent = Agent(replica, options.run, options.region, agent_id, client, engine, Pace(poll_s=options.poll_s))
-        await (agent.step() if options.once else agent.follow())
+        if options.once:
+            await agent.step()
+            await replica.checkpoint()
+        else:
+            await agent.follow()
 
 
 async def _warn_or_refuse(check: Coroutine[Any, Any, None]) -> None:
