@@ -88,16 +88,17 @@ def test_rollout_follows_reports_and_survives_kill(published: Training, tmp_path
     ):
         address = until(lambda: ready.exists() and ready.read_text().strip(), tmp_path / "coordinator.log")
         arguments = rollout(tmp_path, "--coordinator", address, "--on-version", hook, "--agent-id", "a1")
-        for version in (1, 2):
-            with running(log, *arguments) as process:
+        with running(log, *arguments) as process:
+            for version in (1, 2):
                 until(lambda v=version: told.exists() and len(told.read_text().splitlines()) == v, log)
                 agents = until(lambda v=version: _serving(address, v), log)
                 assert agents[0]["id"] == "a1"
-                process.send_signal(signal.SIGKILL)
-            published.step()
-            asyncio.run(published.publish())
+                published.step()
+                asyncio.run(published.publish())
+            process.send_signal(signal.SIGKILL)  # wherever it is with the third
         with running(log, *arguments) as process:
-            until(lambda: len(told.read_text().splitlines()) == 3, log)
+            until(lambda: "3" in [line.split()[0] for line in told.read_text().splitlines()], log)
+            until(lambda: _serving(address, 3), log)
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
     assert read_dir(tmp_path / "model") == published.tensors(3)

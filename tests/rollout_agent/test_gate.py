@@ -26,7 +26,7 @@ ReadDir = Callable[[Path], dict[str, bytes]]
 ROOT = Path(__file__).parents[2]
 
 READER = """
-import hashlib, json, sys
+import hashlib, json, sys, time
 from pathlib import Path
 from rollout_agent.gate import shared
 from tests.rollout_agent.training import read_model
@@ -38,6 +38,7 @@ while True:
         tensors = read_model({name: (directory / name).read_bytes() for name in set(files)})
         digest = hashlib.sha256(b"".join(tensors[name] for name in sorted(tensors))).hexdigest()
         print(json.dumps([whole.position.version, digest]), flush=True)
+    time.sleep(0.002)
 """
 
 AGENT = """
@@ -49,6 +50,7 @@ async def main():
         await replica.catch_up()
         await replica.checkpoint(force=True)
         print(replica.position.version, flush=True)
+        await asyncio.sleep(0.01)
 asyncio.run(main())
 """
 
@@ -96,7 +98,7 @@ async def test_a_reader_in_a_loop_never_sees_a_mixture(tmp_path: Path) -> None:
     agent = start(AGENT, agent_log, str(model), url)
     reader = start(READER, reader_log, str(model))
     try:
-        for number in range(8):
+        for number in range(6):
             training.step(0.9 if number % 4 == 3 else 0.04)
             version = (await training.publish()).version
             if number % 4 == 2:
