@@ -93,6 +93,7 @@ class FullUpload:
             parent=manifest.parent,
             layout=self.layout,
             extra_full=True,
+            digests=self.base.digests,
         )
         failures = 0
         while True:

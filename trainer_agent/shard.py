@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.wire import VersionAnswer
 from trainer_agent.encoding import Encoder, Job
+from weight_store.errors import DigestMismatch
 from weight_store.keys import receipt_key, shard_key
 from weight_store.position import Position
 from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Asset, FullRef, Receipt
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a receipt says beside its groups."""
+    """What a receipt says beside its groups. ``digests``: what those of the groups must be, where that is known."""
 
     run: str
     run_id: str
@@ -35,6 +36,7 @@ class Envelope:
     extra_full: bool = False
     fulls: tuple[FullRef, ...] = ()
     assets: tuple[Asset, ...] = ()
+    digests: str = ""
 
 
 def envelope_of(answer: VersionAnswer, rank: int, fulls: tuple[FullRef, ...], assets: tuple[Asset, ...]) -> Envelope:
@@ -109,7 +111,10 @@ class BlockHasher:
 async def send_shard(
     store: Store, encoder: Encoder, jobs: Iterable[Job], envelope: Envelope, *, nonce: str, clock: Callable[[], float]
 ) -> SentShard:
-    """Upload the groups under a fresh ``nonce`` and report them. The receipt that was first in the bucket counts."""
+    """Upload the groups under a fresh ``nonce`` and report them. The receipt that was first in the bucket counts.
+
+    ``DigestMismatch``, and nothing is stored, if the groups do not have the digests that the envelope asks for.
+    """
     key = shard_key(envelope.run, envelope.version, envelope.rank, nonce, extra_full=envelope.extra_full)
     hasher = BlockHasher()
     sizes: list[int] = []
@@ -132,6 +137,11 @@ async def send_shard(
                 encode_s += group.seconds
                 await asyncio.to_thread(hasher.feed, group.payload)
                 await upload.write(group.payload)
+        if envelope.digests not in ("", "".join(digests)):
+            raise DigestMismatch(
+                f"the weights of version {envelope.version} in shared memory no longer have its digests: something "
+                "wrote to them, or the memory is faulty"
+            )
         await upload.commit()
     receipt = Receipt(
         run_id=envelope.run_id,

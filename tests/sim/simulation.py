@@ -21,7 +21,7 @@ from tests.sim.world import World
 
 CHAOS_S = 120.0
 WARM_S = 100.0
-CALM_S = 1500.0
+CALM_S = 500.0
 """Longer than everything that may have to run out first: expiry, long polls, budgets of retries, patience."""
 
 

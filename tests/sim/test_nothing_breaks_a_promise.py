@@ -16,9 +16,10 @@ import pytest
 
 from tests.sim.errors import Defect
 from tests.sim.mutations import MUTATIONS, Mutation
-from tests.sim.simulation import Failed, simulate
+from tests.sim.network import Faults
+from tests.sim.simulation import Bias, Failed, simulate
 
-SEEDS = 24
+SEEDS = 16
 HUNT_SEEDS = 40
 HUNT_S = 60.0
 
@@ -29,13 +30,19 @@ def test_a_schedule_keeps_every_promise(seed: int) -> None:
     assert found.versions >= 2
 
 
+@pytest.mark.parametrize("seed", range(8000, 8005))
+def test_memory_that_rots_reaches_no_full(seed: int) -> None:
+    """A bit flips between the seal of a version and the background upload of its full."""
+    simulate(seed, Bias(Faults(), ("arena_rots", "late_joiner"), full_every=1))
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     """Also in another process, in which strings hash differently."""
     command = [sys.executable, "-c", "from tests.sim.simulation import simulate; print(simulate(2).digest)"]
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(root)}
     other = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=True)
-    assert simulate(2).digest == simulate(2).digest == other.stdout.strip()
+    assert simulate(2).digest == other.stdout.strip()
     assert simulate(2).digest != simulate(3).digest
 
 
