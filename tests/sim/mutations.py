@@ -19,7 +19,7 @@ from codec import CodecError, decode_group
 from coordinator import bucket, decisions
 from coordinator.decisions import ReplaceHead, Reread, Step, View
 from coordinator.runs import Run
-from rollout_agent import changelog, fetching, gate, holding, presence, updating
+from rollout_agent import changelog, fetching, gate, presence, replaying, updating
 from rollout_agent.errors import DamagedObject
 from tests.rollout_agent import simdisk
 from tests.sim import world
@@ -166,7 +166,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     "gate: the mark": Mutation(((presence, "hide", _nothing),), Bias(CALM, ("agent_crashes_in_the_middle",))),
     "gate: the lock": Mutation(((gate, "exclusive", _no_lock),), Bias(CALM, ("late_joiner",))),
     "commit record": Mutation(
-        ((changelog.LogWriter, "commit", _commit_without_record), (holding, "scan", _scan_without_commit)),
+        ((changelog.LogWriter, "commit", _commit_without_record), (replaying, "scan", _scan_without_commit)),
         Bias(CALM, ("agent_crashes_in_the_middle", "agent_crashes")),
     ),
     "sync of the commit": Mutation(
