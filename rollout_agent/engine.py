@@ -21,6 +21,8 @@ import httpx
 from rollout_agent.errors import EngineRefused
 
 _TAIL_BYTES = 400
+_SECRETS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
+"""Variables of the agent that its engine has no use for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class CommandEngine:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                env={name: value for name, value in os.environ.items() if name not in _SECRETS},
             )
         except OSError as error:
             raise EngineRefused(f"{argv[0]} could not be started: {error.strerror}") from None

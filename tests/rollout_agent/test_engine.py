@@ -78,3 +78,8 @@ async def test_notify_posts_json_and_takes_2xx_for_yes() -> None:
 async def test_nobody_listens() -> None:
     with pytest.raises(EngineRefused, match="does not answer"):
         await NotifyEngine("http://127.0.0.1:9/").load(STAGED)
+
+
+async def test_the_agents_token_stays_with_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEIGHTCAST_TOKEN", "wct_secret")
+    await CommandEngine('sh -c \'test -z "$WEIGHTCAST_TOKEN" && test -n "$PATH"\'').load(STAGED)
