@@ -161,10 +161,16 @@ class RunBucket:
         return sha256
 
     async def receipt(self, version: int, rank: int) -> tuple[Receipt, bytes] | Unreadable | None:
-        """Return a rank's receipt and its bytes, why it cannot be read, or None if it is not there."""
+        """Return a rank's receipt and its bytes, why it cannot be read, or None if it is not there.
+
+        It is read twice: sealing names it by the digest of what was read, so a body altered on its way here would make
+        a version that nobody can read. Two readings that differ count as not there yet.
+        """
         key = receipt_key(self._run, version, rank)
         try:
             data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
+            if data != (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data:
+                return None
         except ObjectNotFound:
             return None
         except FormatError as error:  # larger than any receipt may be

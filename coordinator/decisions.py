@@ -197,11 +197,7 @@ def take_over(view: View | None, launch: str, run_id: str, write_id: str, expect
     head = view.head
     if head.launch == launch:
         return Done()
-    if launch in head.retired:
-        raise Fenced(
-            f"launch {launch} lost the run to launch {head.launch} (term {head.term}) and cannot take it back; "
-            "start the training job anew to take it over"
-        )
+    check_not_retired(head, launch)
     if expected_term is not None:
         _check_expected(head, launch, expected_term)
     pending = _finish(view, write_id)
@@ -210,6 +206,15 @@ def take_over(view: View | None, launch: str, run_id: str, write_id: str, expect
     retired = (head.launch, *head.retired)[:MAX_RETIRED]
     update = {"term": head.term + 1, "launch": launch, "retired": retired, "write_id": write_id}
     return ReplaceHead(head.model_copy(update=update))
+
+
+def check_not_retired(head: Head, launch: str) -> None:
+    """``Fenced`` if ``launch`` had the run and lost it."""
+    if launch in head.retired:
+        raise Fenced(
+            f"launch {launch} lost the run to launch {head.launch} (term {head.term}) and cannot take it back; "
+            "start the training job anew to take it over"
+        )
 
 
 def _check_expected(head: Head, launch: str, expected_term: int) -> None:

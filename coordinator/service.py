@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from coordinator import events
 from coordinator.ambient import Ambient, Settings
-from coordinator.decisions import View
+from coordinator.decisions import View, check_not_retired
 from coordinator.errors import (
     CoordinatorError,
     TermPending,
@@ -91,9 +91,10 @@ class Coordinator:
         while True:
             left_s = deadline_s - self._ambient.clock()
             try:
-                view = await run.wait_for(lambda view: view.head.launch == request.launch, max(left_s, 0))
+                view = await run.wait_for(lambda view: _is_settled(view.head, request.launch), max(left_s, 0))
                 if view.head.launch == request.launch:
                     return view.head
+                check_not_retired(view.head, request.launch)
             except UnknownRun:
                 await self._ambient.sleep(max(0.0, min(left_s, self.settings.poll_s)))
             if self._ambient.clock() >= deadline_s or self.registry.closed:
@@ -309,3 +310,8 @@ class Coordinator:
         # Not opening.check_reachable: that module brings every adapter along, and a simulation needs none.
         with contextlib.suppress(ObjectNotFound):
             await self._store.get(_ABSENT, max_bytes=1)
+
+
+def _is_settled(head: Head, launch: str) -> bool:
+    """Whether ``launch`` has the run, or can never have it again."""
+    return head.launch == launch or launch in head.retired

@@ -17,11 +17,11 @@ from coordinator.client import Backoff, CoordinatorClient, retrying
 from coordinator.errors import BucketUnavailable, Fenced, TooBusy
 from coordinator.wire import TermRequest
 from weight_store.errors import StoreUnavailable
-from weight_store.keys import manifest_key
+from weight_store.keys import manifest_key, parse_key
 from weight_store.local import LocalStore
 from weight_store.manifest import Manifest
 from weight_store.opening import open_store
-from weight_store.reading import read_head, read_manifest
+from weight_store.reading import read_head, read_manifest, read_receipt
 from weight_store.records import record_format
 from weight_store.store import Blob, Entry, Store, Upload
 
@@ -117,6 +117,32 @@ async def test_a_lost_write_of_any_kind_changes_nothing(place: Any, fault: str) 
         assert await life(place, node, run) == [1, 2, 4], f"with the {fault} of writing {key} lost"
         head, _ = await read_head(place.store, run)
         assert (head.term, head.position.version) == (2, 4)
+
+
+class Garbling(Unreliable):
+    """A store whose first reading of each receipt has one letter changed on its way, and is still a receipt."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self._seen: set[str] = set()
+
+    async def get(self, key: str, *, max_bytes: int) -> Blob:
+        blob = await super().get(key, max_bytes=max_bytes)
+        if parse_key(key).kind != "receipt" or key in self._seen:
+            return blob
+        self._seen.add(key)
+        return Blob(blob.data.replace(b'"nonce":"', b'"nonce":"f').replace(b'0","parent"', b'","parent"'), blob.etag)
+
+
+async def test_a_receipt_altered_on_its_way_seals_nothing_that_cannot_be_read(place: Any) -> None:
+    node = await place.node(Garbling(place.store))
+    node.client = Patient(node.client)
+    job = await place.job(node).start()
+    sealed = await job.publish(step=1)
+    assert sealed.state == "sealed"
+    manifest = await read_manifest(place.store, "demo", sealed.position)
+    for rank, ref in enumerate(manifest.receipts):
+        await read_receipt(place.store, "demo", sealed.position, rank, ref)
 
 
 async def test_writes_that_are_never_answered_are_given_up(place: Any) -> None:

@@ -124,7 +124,7 @@ async def test_only_rank_0_takes_over_and_others_wait_for_it(place: Any, node: A
     mine = await node.client.takeover("demo", TermRequest(launch="launch-a"))
     assert await node.client.takeover("demo", waiting) == mine
     await node.client.takeover("demo", TermRequest(launch="launch-b"))
-    with pytest.raises(TermPending):
+    with pytest.raises(Fenced, match="lost the run to launch launch-b"):  # not to be waited for: it never comes back
         await node.client.takeover("demo", waiting)
 
 
