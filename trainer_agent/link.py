@@ -115,6 +115,7 @@ class Link:
         command = [sys.executable, "-P", "-m", "trainer_agent.sidecar"]
         arguments = ["--socket", str(self._socket_path), "--parent", str(os.getpid())]
         process = self._process = subprocess.Popen([*command, *arguments], stdin=subprocess.DEVNULL)  # noqa: S603
+        connection = None
         try:
             connection = self._connect(process)
             if connection is not None:
@@ -122,7 +123,8 @@ class Link:
         finally:
             with self._sending:
                 self._connection = None
-            if not self._closing.is_set():
+            # One that was never reached has nothing to finish, and nobody can tell it to end.
+            if connection is None or not self._closing.is_set():
                 process.kill()
                 process.wait()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import threading
 import time
@@ -136,13 +137,13 @@ class Publisher:
         """
         with self._lock:
             first = self._plan is None
-            handle = self._desk.new_handle(self._ordinal, step)
+            handle = self._desk.new_handle(self._ordinal, _count(step))
             self._ordinal += 1
             try:
                 if self._closed:
                     raise Misuse("the Publisher is closed")
-                if step < 0:
-                    raise Misuse(f"step is a count from 0, not {step}")
+                if handle.step < 0:
+                    raise Misuse(f"step is a count from 0, not {step!r}")
                 casting = make_casting(dtype, keep_dtype)
                 source = as_source(pieces, self._rank, self._world_size)
                 patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
@@ -151,7 +152,7 @@ class Publisher:
                 self._desk.fail(handle, error)
                 if self._strict or (first and not isinstance(error, Unreachable)):
                     raise
-                _log.warning("step %d is not published: %s", step, error)
+                _log.warning("step %s is not published: %s", step, error)
             return handle
 
     def _publish(
@@ -202,3 +203,11 @@ class Publisher:
         self._desk.close(timeout)
         self._writers.clear()
         self._arena.remove()
+
+
+def _count(step: object) -> int:
+    """A trainer's step as an int: numpy's and torch's integers too; -1 for what is none."""
+    try:
+        return operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        return -1

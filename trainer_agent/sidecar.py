@@ -63,6 +63,8 @@ class Sidecar:
         previous = os.umask(0o177)
         try:
             server = await asyncio.start_unix_server(self._accept, self._socket_path, limit=MAX_LINE_BYTES)
+        except FileNotFoundError:
+            return 0  # the trainer has closed its Publisher already, and the directory went with it
         finally:
             os.umask(previous)
         watch = asyncio.create_task(self._watch_parent())

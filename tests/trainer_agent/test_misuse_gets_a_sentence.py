@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -140,3 +142,22 @@ def publisher_at_work(start_service, tmp_path_factory) -> Iterator[Publisher]:
 def test_a_box_outside_its_tensor_is_no_piece() -> None:
     with pytest.raises(InvalidPieces, match="w: box"):
         Piece("w", (4, 4), (2, 0), torch.ones(3, 4))
+
+
+def test_a_step_is_any_integer_and_nothing_else(service) -> None:
+    with Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher:
+        assert publisher.publish(STATE, np.int64(3)).sealed(60) == 1
+        for step in (1.5, "4", -1):
+            handle = publisher.publish(STATE, step)  # type: ignore[arg-type]
+            assert "step is a count from 0" in str(handle.error)
+        assert publisher.publish(STATE, 4).sealed(60) == 2
+
+
+def test_a_publisher_closed_before_its_sidecar_listens_leaves_no_traceback(service, capfd) -> None:
+    publisher = Publisher(run="r", store=service.store_url, coordinator=service.url)
+    pid = publisher.sidecar_pid
+    publisher.close()
+    deadline_s = time.monotonic() + 60
+    while pid is not None and Path(f"/proc/{pid}").exists() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert "Traceback" not in capfd.readouterr().err
