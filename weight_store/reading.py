@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weight_store.errors import DigestMismatch, FormatError
+from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound
 from weight_store.head import Head
 from weight_store.keys import asset_key, head_key, layout_key, manifest_key, receipt_key, shard_key
 from weight_store.layout import Layout
@@ -28,7 +28,10 @@ MAX_FETCH_BYTES = 32 << 20
 async def read_head(store: Store, run: str) -> tuple[Head, str]:
     """Return the head and the ETag under which it can be replaced; ``ObjectNotFound`` if the run does not exist."""
     key = head_key(run)
-    blob = await store.get(key, max_bytes=MAX_RECORD_BYTES)
+    try:
+        blob = await store.get(key, max_bytes=MAX_RECORD_BYTES)
+    except ObjectNotFound as error:
+        raise ObjectNotFound(f"there is no run {run!r} in this store: {error}") from None
     return Head.parse(blob.data, key=key), blob.etag
 
 

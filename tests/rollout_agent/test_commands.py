@@ -129,6 +129,8 @@ def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Pat
     assert [row["rank"] for row in json.loads(weightcast(*version, "--json").stdout)["rows"]] == [0, 1]
     groups = json.loads(weightcast(*version, "--rank", 1, "--json").stdout)["rows"]
     assert all(row["full"] and len(row["digest"]) == 32 for row in groups)
+    assert "has ranks 0 to 1" in weightcast(*version, "--rank", 2).stderr
+    assert "there is no run 'other'" in weightcast("inspect", "--store", store, "--run", "other").stderr
 
     for arguments in ([model], [model, "--store", store], ["--store", store, "--run", "tiny"]):
         assert weightcast("verify", *arguments).returncode == 0

@@ -103,6 +103,8 @@ async def _bucket(store_url: str, run: str, version: int | None, rank: int | Non
                 }
                 for receipt in loaded.receipts
             ]
+        if rank >= len(loaded.receipts):
+            raise click.ClickException(f"version {position.version} has ranks 0 to {len(loaded.receipts) - 1}")
         ranges = [loaded.ranges[group.index] for group in loaded.layout.owned(rank)]
         return facts, [
             {

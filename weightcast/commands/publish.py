@@ -11,6 +11,9 @@ from trainer_agent.handle import Handle
 from trainer_agent.publisher import Publisher
 from weightcast.commands._trainer_options import dtype_of, publishing_options
 
+_START_TIMEOUT_S = 120.0
+"""A coordinator that has not answered by then is not there."""
+
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -34,6 +37,7 @@ def command(
         assets_dir=directory,
         strict=True,
         full_every=full_every,
+        start_timeout_s=min(timeout, _START_TIMEOUT_S),
     ) as publisher:
         handle = publisher.publish(checkpoint, step, dtype=dtype_of(dtype))
         try:
