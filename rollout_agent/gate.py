@@ -60,8 +60,8 @@ def enter(disk: Disk, places: Places) -> tuple[Lock | None, Whole | None]:
     if lock is None:
         return None, None
     whole = holds(disk, places)
-    if whole is None:
-        lock.release()
+    if whole is None or any(disk.size(places.model / name) != size for name, size in whole.files.items()):
+        lock.release()  # a file that was cut or removed by hand; the agent brings it back
         return None, None
     return lock, whole
 

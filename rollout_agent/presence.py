@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rollout_agent.disk import Disk, write_file
 from rollout_agent.errors import DamagedFiles
-from rollout_agent.places import CONFIG, HIDDEN, INDEX, Places
+from rollout_agent.places import CONFIG, HIDDEN, INDEX, Places, is_weights_name
 from rollout_agent.state import Version, Whole, seal
 from weight_store.receipt import Asset
 
@@ -47,7 +47,10 @@ def show(
     for asset in sorted(assets, key=lambda a: a.name == CONFIG):
         _place(disk, places, asset.name, _kept(disk, places, asset) or b"")
     _place(disk, places, INDEX, index)
-    whole = Whole(run=run, run_id=run_id, position=version.position, step=version.step, boot_id=disk.boot_id())
+    files = {name: disk.size(places.model / name) or 0 for name in disk.names(places.model) if is_weights_name(name)}
+    whole = Whole(
+        run=run, run_id=run_id, position=version.position, step=version.step, boot_id=disk.boot_id(), files=files
+    )
     _put(disk, places.whole, seal(whole))
 
 

@@ -57,6 +57,7 @@ class Whole(Record):
     position: Position
     step: Count
     boot_id: str
+    files: dict[str, Count] = Field(default={}, description="name and size (bytes) of each weight file")
 
 
 class Serving(Record):

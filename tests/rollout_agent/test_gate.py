@@ -173,6 +173,26 @@ async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path
     assert read_dir(tmp_path) == training.tensors(2)
 
 
+def _cut(directory: Path) -> None:
+    os.truncate(next(directory.glob("*.safetensors")), 10)
+
+
+def _remove(directory: Path) -> None:
+    next(directory.glob("*.safetensors")).unlink()
+
+
+async def test_a_weight_file_that_was_cut_or_removed_is_not_whole(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        await replica.catch_up()
+        for damage in (_cut, _remove):
+            damage(tmp_path)
+            with pytest.raises(NotWhole), shared(tmp_path, timeout_s=0.05):
+                pass
+            await replica.catch_up()
+            assert _enter(tmp_path) == 1
+
+
 async def test_what_another_boot_left_is_not_whole(training: Training, tmp_path: Path) -> None:
     await training.publish()
     async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
