@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from coordinator.client import CoordinatorClient
 from tests.weight_store.standins import ignoring, proxied
 from weightcast.devserver import free_port
@@ -41,3 +43,18 @@ async def test_a_store_that_answers_late_is_checked_then(ministack: Any, serve: 
         assert await asyncio.to_thread(waiting.process.wait, 60) == 1
     assert "--single-writer" in waiting.log
     assert "Traceback" not in waiting.log
+
+
+def test_keys_that_may_not_write_are_named_as_such(
+    s3_url: Callable[..., str],
+    read_only_keys: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    serve: Callable[..., Any],
+) -> None:
+    url = s3_url("readonly")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", read_only_keys[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", read_only_keys[1])
+    refused = serve("--store", url, "--port", "0")
+    assert refused.process.wait(60) == 1
+    assert "s3:PutObject" in refused.log
+    assert "another store" not in refused.log

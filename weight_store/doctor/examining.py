@@ -78,6 +78,8 @@ async def require_conditional_writes(store: Store, probe_id: str) -> None:
     """
     place = f"{DOCTOR_PREFIX}{probe_id}"
     async with cleaned(store, place):
+        # Keys that may not write say so in the store's own words, and not as a store that knows no conditions.
+        await store.create(f"{place}/permission", b"")
         seen = await observe_conditional([store] * 4, place, rounds=2, increments=1)
     kind = classify(seen)
     if kind != "full":
