@@ -21,7 +21,7 @@ from trainer_agent.assets import upload_assets
 from trainer_agent.background import FullUpload
 from trainer_agent.decisions import wants_extra_full
 from trainer_agent.encoding import Encoder
-from trainer_agent.errors import SidecarFailed
+from trainer_agent.errors import SetupRefused, SidecarFailed
 from trainer_agent.messages import AskServing, Attach, Attached, Event, Failed, FullDone, LayoutReady, Publish, Served
 from trainer_agent.patience import EXPECTED, Patience
 from trainer_agent.placement import place_groups
@@ -29,11 +29,11 @@ from trainer_agent.publication import Publication
 from trainer_agent.session import Progress
 from trainer_agent.slots import Slots
 from trainer_agent.state import STATE_FILE, Base, State
-from weight_store.errors import LayoutError
+from weight_store.errors import LayoutError, ObjectNotFound
 from weight_store.keys import offer_key
 from weight_store.layout import Layout
 from weight_store.offer import Offer
-from weight_store.reading import read_layout, read_manifest
+from weight_store.reading import read_head, read_layout, read_manifest
 from weight_store.receipt import Asset
 from weight_store.records import MAX_COLUMNS_BYTES, pack, unpack
 from weight_store.register import Existing, create_or_read
@@ -45,6 +45,8 @@ _log = logging.getLogger(__name__)
 
 LAYOUT_WAIT_S = 10.0
 TERM_WAIT_S = 20.0
+STORE_LOOKS = 3
+"""Looks at the head, a second and then two apart, before the store is taken for another one than the coordinator's."""
 
 
 def _nonce() -> str:
@@ -82,6 +84,7 @@ class Worker:
         if config.term is None or config.run_id is None:
             answer = await self.patience(f"run {config.run}", self._take_term)
             self.term, self.run_id = answer.term, answer.run_id
+            await self._check_store()
         else:
             self.term, self.run_id = config.term, config.run_id
         if config.layout is not None:
@@ -110,6 +113,23 @@ class Worker:
             return (await self.coordinator.run(self.config.run)).term
         except UnknownRun:
             return 0
+
+    async def _check_store(self) -> None:
+        """``SetupRefused`` unless our store is the one in which the coordinator keeps the run."""
+        for look in range(1, STORE_LOOKS + 1):
+            try:
+                head, _ = await self.patience("the store", lambda: read_head(self.store, self.config.run))
+                if head.run_id == self.run_id:
+                    return
+                found = f"another run of the name {self.config.run}"
+            except ObjectNotFound:
+                found = f"no run {self.config.run}"
+            if look < STORE_LOOKS:
+                await self.patience.sleep(look)
+        raise SetupRefused(
+            f"the store of this trainer holds {found}, and the coordinator has it in term {self.term}: they use "
+            "different stores; give the Publisher the store URL that the coordinator was started with"
+        )
 
     def _resume(self, sha256: str) -> None:
         raw, stored = self.arena.read("layout"), self.arena.read(STATE_FILE)

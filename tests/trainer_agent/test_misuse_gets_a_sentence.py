@@ -51,6 +51,15 @@ def test_a_new_launch_with_other_tensors_is_refused_at_once(service) -> None:
         publisher.publish(STATE | {"c": torch.ones(2)}, 1)
 
 
+def test_another_store_than_the_coordinators_is_named_at_once(service, tmp_path) -> None:
+    other = f"file://{tmp_path}/other"
+    with (
+        Publisher(run="r", store=other, coordinator=service.url) as publisher,
+        pytest.raises(SetupRefused, match=r"holds no run r.*different stores"),
+    ):
+        publisher.publish(STATE, 0)
+
+
 def test_overlapping_rows_are_refused_by_name_on_both_ranks(service, launch_ranks) -> None:
     ranks = launch_ranks(service, 2)
     tensor = torch.ones(8, 2)
