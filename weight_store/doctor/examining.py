@@ -78,15 +78,23 @@ async def require_conditional_writes(store: Store, probe_id: str) -> None:
     """
     place = f"{DOCTOR_PREFIX}{probe_id}"
     async with cleaned(store, place):
-        # Keys that may not write say so in the store's own words, and not as a store that knows no conditions.
-        await store.create(f"{place}/permission", b"")
         seen = await observe_conditional([store] * 4, place, rounds=2, increments=1)
+        own_words = await _refusal(store, f"{place}/permission") if classify(seen) == "refused" else ""
     kind = classify(seen)
     if kind != "full":
         way_out = " or start with --single-writer" if can_move_head(seen) else ""
         raise StoreRefused(
-            f"the store is {advice(kind, seen)} ('weightcast doctor' tells more; use another store{way_out})"
+            f"the store is {advice(kind, seen)} ('weightcast doctor' tells more; use another store{way_out}){own_words}"
         )
+
+
+async def _refusal(store: Store, key: str) -> str:
+    """Why the store refuses a write, in its own words: keys that may not write look like a store that cannot."""
+    try:
+        await store.create(key, b"")
+    except StoreRefused as error:
+        return f". It says: {error}"
+    return ""
 
 
 @asynccontextmanager
