@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from tests.sim.simulation import Bias, Failed, simulate
 
 SEEDS = 16
 HUNT_SEEDS = 40
-HUNT_S = 60.0
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
@@ -54,14 +52,11 @@ def test_without_a_mechanism_a_promise_breaks(name: str) -> None:
 
 
 def hunt(mutation: Mutation) -> Failed | None:
-    """The first schedule that fails without the mechanism, within a minute."""
-    start_s = time.monotonic()
+    """The first schedule that fails without the mechanism: counted in seeds, so that a slow machine changes nothing."""
     with mutation.off():
         for seed in range(1000, 1000 + HUNT_SEEDS):
             try:
                 simulate(seed, mutation.bias)
             except Failed as failure:
                 return failure
-            if time.monotonic() - start_s > HUNT_S:
-                break
     return None

@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from weightcast.devserver import DevServerError, SeaweedServer, ServerProcess, free_ports
 
@@ -79,10 +81,27 @@ def test_a_kept_directory_still_holds_the_objects(tmp_path: Path) -> None:
         client.close()
     with SeaweedServer(tmp_path / "data") as server:
         client = server._client()
-        body = client.get_object(Bucket="bucket", Key="a/b")["Body"]
-        assert body.read() == b"kept"
-        body.close()
+        assert patiently(lambda: read(client)) == b"kept"
         client.close()
+
+
+def read(client: Any) -> bytes:
+    body = client.get_object(Bucket="bucket", Key="a/b")["Body"]
+    data: bytes = body.read()
+    body.close()
+    return data
+
+
+def patiently(call: Callable[[], bytes]) -> bytes:
+    """A server that was just started again answers 500 until it has found its volumes."""
+    for _ in range(60):
+        try:
+            return call()
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "InternalError":
+                raise
+            time.sleep(0.5)
+    return call()
 
 
 def test_a_server_that_dies_while_starting_shows_its_log(tmp_path: Path) -> None:
