@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from weightcast.commands._sizes import in_bytes
+
 if TYPE_CHECKING:
     from weightcast.measure.stat import Bucket, FormatStat, Stat, TensorStat
 
@@ -56,7 +58,7 @@ def _summary(found: Stat) -> str:
     share = 100 * found.changed / max(1, found.elements)
     return (
         f"{found.changed:,} of {found.elements:,} weights changed ({share:.4f} %) in {len(found.tensors)} tensors, "
-        f"{_size(found.raw_bytes)}"
+        f"{in_bytes(found.raw_bytes)}"
     )
 
 
@@ -68,7 +70,7 @@ def _formats_table(formats: tuple[FormatStat, ...]) -> Table:
     default = max(1, formats[0].bytes)
     for row in formats:
         about = "" if row.exact else "about "
-        table.add_row(row.name, about + _size(row.bytes), f"{row.percent:.4f} %", f"{row.bytes / default:.2f}")
+        table.add_row(row.name, about + in_bytes(row.bytes), f"{row.percent:.4f} %", f"{row.bytes / default:.2f}")
     return table
 
 
@@ -105,12 +107,3 @@ def _tensors_table(tensors: tuple[TensorStat, ...], most: int) -> Table:
             f"{row.largest_step:,}",
         )
     return table
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -15,6 +15,7 @@ import click
 from weight_store.gc import Collector, Report, Wish
 from weight_store.gc.plan import Verdict
 from weight_store.opening import open_store
+from weightcast.commands._sizes import in_bytes
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SHOWN = 20
@@ -122,16 +123,7 @@ def _table(title: str, verdicts: Sequence[Verdict]) -> list[str]:
         counts[verdict.why] += 1
         sizes[verdict.why] += verdict.size
     total = sum(sizes.values())
-    lines = [f"{title} {len(verdicts)} objects, {_bytes(total)}" + (":" if verdicts else "")]
-    lines += [f"  {count:6d}  {_bytes(sizes[why]):>9}  {why}" for why, count in counts.most_common(_SHOWN)]
+    lines = [f"{title} {len(verdicts)} objects, {in_bytes(total)}" + (":" if verdicts else "")]
+    lines += [f"  {count:6d}  {in_bytes(sizes[why]):>9}  {why}" for why, count in counts.most_common(_SHOWN)]
     rest = len(counts) - _SHOWN
     return lines + ([f"  and {rest} more reasons; --json lists every object"] if rest > 0 else [])
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

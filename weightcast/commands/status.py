@@ -14,6 +14,7 @@ from rich.table import Table
 
 from coordinator.client import CoordinatorClient, Credentials
 from coordinator.wire import RegionAnswer, RunAnswer, VersionAnswer
+from weightcast.commands._sizes import in_bytes
 
 _STYLES = {"sealed": "green", "aborted": "red", "undecided": "yellow"}
 
@@ -113,7 +114,7 @@ def _versions_table(versions: Sequence[VersionAnswer]) -> Table:
             str(version.step),
             f"[{_STYLES[version.state]}]{version.state}[/]",
             _share(version.changed, version.elements) if sealed else "",
-            _bytes(version.payload_bytes) if sealed else f"{version.receipts} of {version.world_size} ranks",
+            in_bytes(version.payload_bytes) if sealed else f"{version.receipts} of {version.world_size} ranks",
             _share(version.payload_bytes, version.weight_bytes) if sealed else "",
             _seconds(version.encode_s),
             _seconds(version.upload_s),
@@ -150,12 +151,3 @@ def _share(part: int, whole: int) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value else ""
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
