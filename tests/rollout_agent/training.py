@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ import numpy as np
 
 from codec import encode_group
 from weight_store.boxes import Box, whole
+from weight_store.errors import PreconditionFailed
 from weight_store.grouping import resolve_layout
 from weight_store.head import Head
 from weight_store.keys import (
@@ -241,9 +243,12 @@ class Training:
         )
         if not [entry async for entry in self.store.list(key)]:
             await self.store.create(key, head.to_bytes())
-        else:
+            return
+        while True:
             found = await self.store.get(key, max_bytes=MAX_RECORD_BYTES)
-            await self.store.replace(key, head.to_bytes(), etag=found.etag)
+            with contextlib.suppress(PreconditionFailed):  # a coordinator beside us moved it in between
+                await self.store.replace(key, head.to_bytes(), etag=found.etag)
+                return
 
     def tensors(self, version: int) -> dict[str, bytes]:
         """Raw bytes of every tensor at ``version``, tied names left out."""
