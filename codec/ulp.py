@@ -70,7 +70,9 @@ def decode(base: Bits | None, body: Buffer, dtype: str, count: int, *, portable:
     bytes. A body that was altered so that it still decodes gives some result: its digest is that of the result, and
     the caller compares. Releases the GIL.
     """
-    info = _info(dtype)
+    if not applies_to(dtype):
+        raise CorruptFrame(f"an ulp_v1 body cannot stand for {dtype}: it codes floats of 8, 16 and 32 bits")
+    info = dtypes.find(dtype)
     if base is None or base.size != count:
         raise InvalidInput(f"an ulp_v1 body of {count} elements needs a base of {count} elements")
     source = np.frombuffer(as_bytes(body), np.uint8)

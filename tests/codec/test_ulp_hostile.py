@@ -97,6 +97,13 @@ def test_versions_flags_and_chunk_sizes():
     assert ulp.decode(base, bytes([0, 24, 0]), "BF16", 10).index.size == 0
 
 
+@pytest.mark.parametrize("dtype", ["I16", "F64", "F4"])
+def test_a_payload_of_a_dtype_that_it_does_not_code_is_the_payloads_fault(dtype):
+    base = np.zeros(10, codec.dtypes.find(dtype).bits)
+    with pytest.raises(CorruptFrame, match=dtype):
+        codec.decode_group(base, bytes([4, 0, 24, 0]), dtype, 10)
+
+
 def test_claims_beyond_the_body_take_no_memory():
     """A chunk cannot have more changes than weights, a body not more chunks than bytes, a stream not more words."""
     base = np.zeros(1 << 20, np.uint8)
