@@ -35,6 +35,7 @@ from trainer_agent.messages import (
     Publish,
     Sealed,
     Served,
+    Waiting,
 )
 from weight_store.layout import Layout
 from weight_store.offer import Offer
@@ -59,7 +60,9 @@ class Desk:
         self._arena = arena
         self._attach = attach
         self._changed = threading.Condition()
+        self._connected = False
         self._ready = False
+        self._trouble = ""
         self._offered: bytes | None = None
         self._layout: Layout | None = None
         self._pending: _Pending | None = None
@@ -90,7 +93,7 @@ class Desk:
 
     def new_handle(self, ordinal: int, step: int) -> Handle:
         """A handle that this desk will complete."""
-        return Handle(ordinal, step, self._changed, self._ask_serving)
+        return Handle(ordinal, step, self._changed, self._ask_serving, lambda: self._trouble)
 
     def fail(self, handle: Handle, error: TrainerError) -> None:
         """The publication ends before it reached the sidecar."""
@@ -109,11 +112,7 @@ class Desk:
     def wait_attached(self, deadline_s: float) -> tuple[str, int]:
         """Run UUID and term. Raises ``Unreachable`` after ``deadline_s`` (monotonic)."""
         with self._changed:
-            self._wait_until(
-                lambda: self._ready,
-                deadline_s,
-                f"the coordinator at {self._attach.coordinator} gave no term for run {self._attach.run}",
-            )
+            self._wait_until(lambda: self._ready, deadline_s, f"this launch has not begun run {self._attach.run}")
             if self._attach.run_id is None or self._attach.term is None:
                 raise SidecarFailed("the sidecar attached without a term")
             return self._attach.run_id, self._attach.term
@@ -129,9 +128,7 @@ class Desk:
                     self._link.send(Offered())
             elif self._offered != data:
                 raise Misuse("the pieces differ from those already offered in this launch: start the job again")
-            self._wait_until(
-                lambda: self._layout is not None, deadline_s, "not all ranks have offered their pieces yet"
-            )
+            self._wait_until(lambda: self._layout is not None, deadline_s, "the ranks have not agreed on a layout")
             if self._layout is None:
                 raise SidecarFailed("the sidecar settled no layout")
             return self._layout
@@ -140,7 +137,16 @@ class Desk:
         self._changed.wait_for(lambda: self._failure is not None or ready(), max(0.0, deadline_s - time.monotonic()))
         self._raise_failure()
         if not ready():
-            raise Unreachable(f"{sentence}; the sidecar goes on trying, and so does the next publication")
+            raise Unreachable(
+                f"{sentence}: {self._why_not()}. The sidecar goes on trying, and so does the next publication"
+            )
+
+    def _why_not(self) -> str:
+        if self._trouble:
+            return self._trouble
+        if not self._connected:
+            return "the sidecar has not started yet; its messages are in the trainer's error output"
+        return f"neither the coordinator at {self._attach.coordinator} nor the store has answered yet"
 
     def wait_for_slot(self, max_wait_s: float) -> int:
         """The slot for the next copy, once it is free.
@@ -155,8 +161,10 @@ class Desk:
                 self._changed.wait_for(lambda: self._pending is None or self._failure is not None, max(0.0, left_s))
             self._raise_failure()
             if self._pending is not None:
+                why = f": {self._trouble}" if self._trouble else ""
                 raise StillUndecided(
-                    f"step {self._pending.handle.step} is still undecided after {max_wait_s:g} s; this step is dropped"
+                    f"step {self._pending.handle.step} is still undecided after {max_wait_s:g} s, "
+                    f"and this step is dropped{why}"
                 )
             if not self._changed.wait_for(lambda: self._free_slot() is not None, max_wait_s):
                 raise StillUndecided(f"a full is still being uploaded after {max_wait_s:g} s; this step is dropped")
@@ -226,10 +234,12 @@ class Desk:
 
     def _on_connect(self) -> None:
         self._link.send(self._attach)
+        with self._changed:
+            self._connected, self._trouble = True, ""
 
     def _on_loss(self) -> None:
         with self._changed:
-            self._ready = False
+            self._connected = self._ready = False
 
     def _on_end(self, error: SidecarFailed) -> None:
         with self._changed:
@@ -255,6 +265,8 @@ class Desk:
                 self._sealed(event)
             elif isinstance(event, Failed):
                 self._failed(event)
+            elif isinstance(event, Waiting):
+                self._trouble = event.reason
             elif isinstance(event, FullDone):
                 if self._full_slot == event.slot:
                     self._full_slot = None
@@ -268,7 +280,7 @@ class Desk:
     def _attached(self, event: Attached) -> None:
         self._attach = self._attach.model_copy(update={"run_id": event.run_id, "term": event.term})
         self._base_slot, self._full_slot = event.base_slot, event.full_slot
-        self._ready = True
+        self._ready, self._trouble = True, ""
         if self._offered is not None and self._layout is None:
             self._link.send(Offered())
         if self._pending is not None:
@@ -286,10 +298,12 @@ class Desk:
             return
         self._layout = Layout.parse(raw, key="layout")
         self._attach = self._attach.model_copy(update={"layout": event.sha256})
+        self._trouble = ""
         self._link.note_progress()
 
     def _sealed(self, event: Sealed) -> None:
         self._base_slot, self._full_slot = event.base_slot, event.full_slot
+        self._trouble = ""
         self._link.note_progress()
         if not self._is_pending(event.ordinal) or self._pending is None:
             return

@@ -29,14 +29,26 @@ class Stats:
 AskServing = Callable[[int, Sequence[str], float, float], bool]
 
 
+def _no_trouble() -> str:
+    return ""
+
+
 class Handle:
     """One publication. Safe to read from any thread."""
 
-    def __init__(self, ordinal: int, step: int, changed: threading.Condition, ask: AskServing) -> None:
+    def __init__(
+        self,
+        ordinal: int,
+        step: int,
+        changed: threading.Condition,
+        ask: AskServing,
+        trouble: Callable[[], str] = _no_trouble,
+    ) -> None:
         self.ordinal = ordinal
         self.step = step
         self._changed = changed
         self._ask = ask
+        self._trouble = trouble
         self._copied = False
         self._version: int | None = None
         self._sealed = False
@@ -75,11 +87,14 @@ class Handle:
     def sealed(self, timeout: float | None = None) -> int:
         """Wait until the version is sealed and return its number.
 
-        Raises the publication's error, or ``TimeoutError`` after ``timeout`` seconds (None: wait until decided).
+        Raises the publication's error, or ``TimeoutError`` after ``timeout`` seconds (None: wait until decided), which
+        says what the sidecar waits for if it knows.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
-                raise TimeoutError(f"step {self.step} is not decided after {timeout:g} s")
+                trouble = self._trouble()
+                why = f": {trouble}" if trouble else ""
+                raise TimeoutError(f"step {self.step} is not decided after {timeout:g} s{why}")
             if self._error is not None:
                 raise self._error
             if self._version is None:

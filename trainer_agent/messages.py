@@ -131,6 +131,13 @@ class Failed(Message):
     message: str
 
 
+class Waiting(Message):
+    """What the sidecar waits for and why, in words for people; empty once it no longer does."""
+
+    kind: Literal["waiting"] = "waiting"
+    reason: str
+
+
 class FullDone(Message):
     """The background upload from a slot ended: the slot may be written again."""
 
@@ -148,7 +155,9 @@ class Served(Message):
 
 
 Request = Annotated[Attach | Offered | Publish | AskServing | Close, Field(discriminator="kind")]
-Event = Annotated[Attached | LayoutReady | Opened | Sealed | Failed | FullDone | Served, Field(discriminator="kind")]
+Event = Annotated[
+    Attached | LayoutReady | Opened | Sealed | Failed | Waiting | FullDone | Served, Field(discriminator="kind")
+]
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)
 _EVENT: TypeAdapter[Event] = TypeAdapter(Event)

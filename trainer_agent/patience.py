@@ -30,26 +30,39 @@ def _fraction() -> float:
     return secrets.randbits(53) / 2**53
 
 
+def _nobody(reason: str) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Patience:
-    """Repeats an operation until it succeeds or fails for good: what is undecided must be decided, training goes on."""
+    """Repeats an operation until it succeeds or fails for good: what is undecided must be decided, training goes on.
+
+    ``tell`` gets every failure in words, and "" when the operation that had failed succeeds.
+    """
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     fraction: Callable[[], float] = _fraction
     policy: RetryPolicy = field(default=PATIENCE)
+    tell: Callable[[str], None] = _nobody
 
     async def __call__(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Await ``operation()``, again with growing jittered delays after every transient error."""
         failures = 0
         while True:
             try:
-                return await operation()
+                result = await operation()
             except TRANSIENT as error:
                 failures += 1
                 await self.pause(what, failures, error)
+            else:
+                if failures:
+                    self.tell("")
+                return result
 
     async def pause(self, what: str, failures: int, error: Exception) -> None:
         """Wait after the ``failures``-th failure in a row; say so at the first and then ever more rarely."""
         if failures & (failures - 1) == 0:
             _log.warning("%s: %s (attempt %d; trying again)", what, error, failures)
+        self.tell(f"{what}: {error}")
         await self.sleep(self.policy.delay_s(failures, self.fraction()))

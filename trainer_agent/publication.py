@@ -159,6 +159,8 @@ class Publication:
             self.sent = await self._send_shard()
         except (*TRANSIENT, PreconditionFailed) as error:
             return await self._interrupted(f"uploading version {self._answer.version}", error)
+        if self.failures:
+            self.worker.patience.tell("")
         self.receipt_sha256 = sha256_hex(self.sent.stored)
         self.sent_at_s = self.worker.clock()
         if self.sent.damaged_groups:

@@ -28,9 +28,10 @@ from trainer_agent.messages import (
     Failed,
     Offered,
     Publish,
+    Waiting,
     parse_request,
 )
-from trainer_agent.patience import EXPECTED
+from trainer_agent.patience import EXPECTED, Patience
 from trainer_agent.worker import Worker
 from weight_store.opening import open_store
 
@@ -38,6 +39,7 @@ _log = logging.getLogger("trainer_agent.sidecar")
 
 PARENT_POLL_S = 0.2
 LAST_LOOK_S = 0.5
+_MAX_REASON = 1000
 _DEFECT_STATUS = 70
 """Exit status after an exception that no rule foresees (EX_SOFTWARE of sysexits.h)."""
 
@@ -112,8 +114,12 @@ def raise_defect(task: asyncio.Task[None]) -> None:
 
 
 def _make_worker(request: Attach, emit: Callable[[Event], None]) -> Worker:
-    store = open_store(request.store)
-    return Worker(request, Arena(Path(request.arena)), store, CoordinatorClient(request.coordinator), emit)
+    def tell(reason: str) -> None:
+        emit(Waiting(reason=reason[:_MAX_REASON]))
+
+    store = open_store(request.store, tell=tell)
+    coordinator = CoordinatorClient(request.coordinator)
+    return Worker(request, Arena(Path(request.arena)), store, coordinator, emit, Patience(tell=tell))
 
 
 class Connection:
@@ -132,7 +138,8 @@ class Connection:
         self._writer = writer
         self._make_worker = make_worker
         self._worker: Worker | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], int | None] = {}
+        """What runs beside, with the publication's ordinal if it is one."""
 
     async def serve(self) -> bool:
         """Serve until the trainer closes, asks to end (True), or says something that is no request."""
@@ -189,7 +196,7 @@ class Connection:
 
     def _spawn(self, work: Coroutine[Any, Any, None], ordinal: int | None) -> None:
         task = asyncio.create_task(self._guard(work, ordinal))
-        self._tasks.add(task)
+        self._tasks[task] = ordinal
         task.add_done_callback(self._done)
 
     async def _guard(self, work: Coroutine[Any, Any, None], ordinal: int | None) -> None:
@@ -199,11 +206,12 @@ class Connection:
             self.emit(Failed(ordinal=ordinal, code=error.code, message=str(error)))
 
     def _done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         raise_defect(task)
 
     async def _finish(self, grace_s: float) -> None:
-        pending = set(self._tasks)
+        # A start that got nowhere, or a question, has nothing that is worth waiting for.
+        pending = {task for task, ordinal in self._tasks.items() if ordinal is not None}
         if self._worker is not None and self._worker.full is not None:
             pending.add(asyncio.create_task(self._worker.full.wait(grace_s)))
         if pending:

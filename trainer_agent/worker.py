@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from coordinator.client import CoordinatorClient
 from coordinator.errors import UnknownRun
-from coordinator.wire import OfferReport, TermAnswer, TermRequest
+from coordinator.wire import LayoutAnswer, OfferReport, TermAnswer, TermRequest
 from trainer_agent.arena import Arena
 from trainer_agent.assets import upload_assets
 from trainer_agent.background import FullUpload
@@ -45,12 +45,19 @@ _log = logging.getLogger(__name__)
 
 LAYOUT_WAIT_S = 10.0
 TERM_WAIT_S = 20.0
+_SHOWN_RANKS = 10
 STORE_LOOKS = 3
 """Looks at the head, a second and then two apart, before the store is taken for another one than the coordinator's."""
 
 
 def _nonce() -> str:
     return secrets.token_hex(8)
+
+
+def _missing(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS])) + (", …" if len(ranks) > _SHOWN_RANKS else "")
+    who, have = ("rank", "has") if len(ranks) == 1 else ("ranks", "have")
+    return f"{who} {shown} {have} not offered any pieces yet: every rank publishes; look at the log of the missing ones"
 
 
 @dataclass(slots=True)
@@ -82,7 +89,7 @@ class Worker:
         """
         config = self.config
         if config.term is None or config.run_id is None:
-            answer = await self.patience(f"run {config.run}", self._take_term)
+            answer = await self.patience(f"taking over run {config.run}", self._take_term)
             self.term, self.run_id = answer.term, answer.run_id
             await self._check_store()
         else:
@@ -118,7 +125,7 @@ class Worker:
         """``SetupRefused`` unless our store is the one in which the coordinator keeps the run."""
         for look in range(1, STORE_LOOKS + 1):
             try:
-                head, _ = await self.patience("the store", lambda: read_head(self.store, self.config.run))
+                head, _ = await self.patience("looking at the head", lambda: read_head(self.store, self.config.run))
                 if head.run_id == self.run_id:
                     return
                 found = f"another run of the name {self.config.run}"
@@ -181,9 +188,8 @@ class Worker:
     async def settle_layout(self) -> None:
         """Offer the arena's pieces, wait for all ranks, and put the layout into the arena."""
         try:
-            await self.patience("offer", self._offer)
-            sha256 = await self._agree()
-            layout = await self.patience("layout", lambda: read_layout(self.store, self.config.run, sha256))
+            sha256 = await self._agree(await self.patience("offering the pieces", self._offer))
+            layout = await self.patience("reading the layout", lambda: read_layout(self.store, self.config.run, sha256))
             self.arena.write("layout", layout.to_bytes())
         except EXPECTED as error:
             self.emit(Failed(ordinal=None, code=error.code, message=str(error)))
@@ -191,7 +197,7 @@ class Worker:
         self._use_layout(sha256, layout)
         self.emit(LayoutReady(sha256=sha256))
 
-    async def _offer(self) -> None:
+    async def _offer(self) -> LayoutAnswer:
         raw = self.arena.read("offer") or b""
         offer = Offer.parse(raw, key="offer")
         key = offer_key(self.config.run, self.term, offer.rank)
@@ -202,20 +208,19 @@ class Worker:
                 "start the training job again"
             )
         report = OfferReport(world_size=offer.world_size)
-        await self.coordinator.report_offer(self.config.run, self.term, offer.rank, report)
+        return await self.coordinator.report_offer(self.config.run, self.term, offer.rank, report)
 
-    async def _agree(self) -> str:
+    async def _agree(self, answer: LayoutAnswer) -> str:
         run, world_size = self.config.run, self.config.world_size
 
-        async def ask() -> str | None:
-            answer = await self.coordinator.layout(run, self.term, world_size, wait_s=LAYOUT_WAIT_S)
-            if answer.layout is None:
-                _log.info("waiting for the offers of ranks %s", answer.missing[:10])
-            return answer.layout
+        async def ask() -> LayoutAnswer:
+            return await self.coordinator.layout(run, self.term, world_size, wait_s=LAYOUT_WAIT_S)
 
-        while (sha256 := await self.patience("layout", ask)) is None:
+        while answer.layout is None:
+            self.patience.tell(_missing(answer.missing))
             await self.patience.sleep(0.1)
-        return sha256
+            answer = await self.patience("agreeing on a layout", ask)
+        return answer.layout
 
     # -- publications --
 

@@ -8,6 +8,7 @@ whoever uses a directory should not spend.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -25,12 +26,20 @@ _REGION = re.compile(r"[a-zA-Z0-9-]{1,64}")
 _PROBE = ".weightcast-probe"
 
 
-def open_store(url: str, *, policy: RetryPolicy | None = None, options: S3Options | None = None) -> RetryingStore:
+def open_store(
+    url: str,
+    *,
+    policy: RetryPolicy | None = None,
+    options: S3Options | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> RetryingStore:
     """Return the store that ``url`` names, with retries; nothing is contacted yet. ``StoreRefused`` for a bad URL.
 
-    ``policy`` holds for each operation and each part of an upload; ``options`` only matter to S3.
+    ``policy`` holds for each operation and each part of an upload; ``options`` only matter to S3; ``tell`` hears what
+    is retried, as :class:`~weight_store.retry.Retrier` has it.
     """
-    retrier = Retrier(policy or RetryPolicy())
+    policy = policy or RetryPolicy()
+    retrier = Retrier(policy) if tell is None else Retrier(policy, tell=tell)
     parts = _split(url)
     if parts.scheme == "s3":
         from weight_store.s3 import S3Store

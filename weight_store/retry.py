@@ -62,10 +62,15 @@ def _fraction() -> float:
     return secrets.randbits(53) / 2**53
 
 
+def _nobody(reason: str) -> None:
+    pass
+
+
 class Retrier:
     """Runs an operation until it succeeds, fails for good, or the policy is used up.
 
-    ``clock`` counts seconds from anywhere and only upwards; ``sleep`` waits; ``fraction`` draws from [0, 1).
+    ``clock`` counts seconds from anywhere and only upwards; ``sleep`` waits; ``fraction`` draws from [0, 1). ``tell``
+    gets the sentence of each failure that is about to be retried, and "" once that succeeds.
     """
 
     def __init__(
@@ -75,8 +80,10 @@ class Retrier:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         fraction: Callable[[], float] = _fraction,
+        tell: Callable[[str], None] = _nobody,
     ) -> None:
         self._policy = policy
+        self._tell = tell
         self._clock = clock
         self._sleep = sleep
         self._fraction = fraction
@@ -92,13 +99,18 @@ class Retrier:
         failures = 0
         while True:
             try:
-                return await (operation() if composed else self._paced(operation))
+                result = await (operation() if composed else self._paced(operation))
             except StoreUnavailable as error:
                 failures += 1
                 delay_s = self._policy.delay_s(failures, self._fraction(), throttled=isinstance(error, StoreThrottled))
                 spent_s = self._clock() - started_s
                 if failures >= self._policy.attempts or spent_s + delay_s > self._policy.budget_s:
                     raise _given_up(error, failures, spent_s) from error
+                self._tell(str(error))
+            else:
+                if failures:
+                    self._tell("")
+                return result
             await self._sleep(delay_s)
 
     async def _paced(self, operation: Callable[[], Awaitable[T]]) -> T:

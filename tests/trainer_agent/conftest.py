@@ -42,6 +42,7 @@ class Service:
     store_url: str
     port: int
     expire_after_s: float = 60.0
+    tls: tuple[str, str] | None = None
     _server: uvicorn.Server | None = None
     _thread: threading.Thread | None = None
 
@@ -53,6 +54,8 @@ class Service:
         store = open_store(self.store_url)
         app = create_app(store, settings=Settings(expire_after_s=self.expire_after_s, poll_s=0.1))
         config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", lifespan="on")
+        if self.tls is not None:
+            config.ssl_certfile, config.ssl_keyfile = self.tls
         config.timeout_graceful_shutdown = 1
         server = self._server = uvicorn.Server(config)
 
@@ -164,7 +167,7 @@ def make_service(tmp_path: Path) -> Iterator[Callable[..., Service]]:
     """``make_service(expire_after_s=..., store_url=...)`` starts a coordinator; stopped at the end."""
     made: list[Service] = []
 
-    def make(store_url: str | None = None, **settings: float) -> Service:
+    def make(store_url: str | None = None, **settings: Any) -> Service:
         if store_url is None:
             (tmp_path / "bucket").mkdir(exist_ok=True)
             store_url = f"file://{tmp_path / 'bucket'}"
