@@ -88,7 +88,8 @@ class CoordinatorClient:
             logger.warning("the token goes to %s readable for everybody on the way: use https", url.host)
         self._http = httpx.AsyncClient(
             transport=transport,
-            headers=headers,
+            # A body of ours is small; unpacking what a stranger packed could fill the memory from one packet.
+            headers={"Accept-Encoding": "identity", **(headers or {})},
             auth=auth,
             verify=credentials.verify(),
             trust_env=trust_env,
@@ -169,7 +170,8 @@ class CoordinatorClient:
             async with self._http.stream("GET", url, headers=headers, timeout=timeout) as response:
                 if response.status_code != httpx.codes.OK:
                     raise self._problem(response.status_code, await self._bounded(response))
-                async for event in _events(response.aiter_lines(), last_event_id):
+                self._check_plain(response)
+                async for event in _events(_lines(response.aiter_bytes()), last_event_id):
                     yield event
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
@@ -265,12 +267,19 @@ class CoordinatorClient:
 
     async def _bounded(self, response: httpx.Response) -> bytes:
         """The body, but not an endless one."""
+        self._check_plain(response)
         data = bytearray()
         async for part in response.aiter_bytes():
             data += part
             if len(data) > _MAX_ANSWER_BYTES:
                 raise CoordinatorUnreachable(f"the answer of {self._base} is larger than any answer may be")
         return bytes(data)
+
+    def _check_plain(self, response: httpx.Response) -> None:
+        if response.headers.get("Content-Encoding", "identity") != "identity":
+            raise CoordinatorUnreachable(
+                f"the answer of {self._base} is compressed although that was not asked for: a proxy in between does it"
+            )
 
     def _problem(self, status: int, data: bytes) -> CoordinatorError:
         try:
@@ -284,6 +293,17 @@ class CoordinatorClient:
     def _unreachable(self, error: httpx.HTTPError) -> CoordinatorUnreachable:
         what = str(error) or type(error).__name__
         return CoordinatorUnreachable(f"the coordinator at {self._base} does not answer: {what}")
+
+
+async def _lines(parts: AsyncIterator[bytes]) -> AsyncIterator[str]:
+    """Lines that end as our server ends them. ``str.splitlines`` would also cut at U+2028 and others within a text."""
+    pending = b""
+    async for part in parts:
+        *lines, pending = (pending + part).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r").decode("utf-8", "replace")
+        if len(pending) > _MAX_EVENT_BYTES:
+            raise CoordinatorUnreachable("a line of an event is larger than any event may be")
 
 
 async def _events(lines: AsyncIterator[str], last_id: str) -> AsyncIterator[Event]:

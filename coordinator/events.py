@@ -19,7 +19,7 @@ KEEP_ALIVE = ": keep-alive\n\n"
 MAX_REPLAY = 1000
 """A client that missed more versions than this is told of a gap instead; it can list the versions."""
 
-_ID = re.compile(r"(\d{1,12})\.([12])")
+_ID = re.compile(r"(0|[1-9][0-9]{0,11})\.([12])")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -104,7 +104,7 @@ async def _on_store_error(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, WeightStoreError):
         return await _on_defect(request, error)
     ours = from_store_error(error)
-    logger.warning("%s %s: %s", request.method, request.url.path, error)
+    logger.warning("%s %s: %s", request.method, _path(request), error)
     return problem_response(ours)
 
 
@@ -118,10 +118,15 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     return problem_response(BadRequest(f"{'; '.join(told)}{more}"))
 
 
+def _path(request: Request) -> str:
+    """Where the request went, as far as sentences show it. ``request.url`` trips over queries that are no UTF-8."""
+    return str(request.scope["path"])[:200]
+
+
 async def _on_http(request: Request, error: Exception) -> JSONResponse:
     if not isinstance(error, HTTPException):
         return await _on_defect(request, error)
-    path = request.url.path[:200]
+    path = _path(request)
     if error.status_code == HTTPStatus.NOT_FOUND:
         return problem_response(UnknownRoute(f"there is nothing at {path}: the API is described at /docs"))
     if error.status_code == BodyTooLarge.status:
@@ -131,7 +136,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         # The framework names the methods of the first route of this address alone.
-        headers = {"Allow": access.allowed(request.url.path)}
+        headers = {"Allow": access.allowed(request.scope["path"])}
         return problem_response(
             MethodNotAllowed(f"{path} does not take {request.method}: the API is described at /docs"), headers
         )
@@ -139,7 +144,7 @@ async def _on_http(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_defect(request: Request, error: Exception) -> JSONResponse:
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    logger.error("%s %s failed", request.method, _path(request), exc_info=error)
     return problem_response(InternalFault("the coordinator has a defect here; its log has the details"))
 
 

@@ -41,10 +41,17 @@ def open_checkpoint(directory: Path) -> Checkpoint:
     names = _indexed(index) if index.exists() else sorted(path.name for path in directory.glob("*.safetensors"))
     if not names:
         raise InvalidPieces(f"{directory} holds no safetensors files")
-    missing = [name for name in names if not (directory / name).is_file()]
+    missing = [name for name in names if not _is_file(directory / name)]
     if missing:
-        raise InvalidPieces(f"{index} names {missing[0]}, which is not there: is the checkpoint still being written?")
+        raise InvalidPieces(f"{index} names {missing[0][:200]!r}, which is not there: is the checkpoint still being written?")
     return Checkpoint(tuple(directory / name for name in names))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file system takes
+        return False
 
 
 def _indexed(index: Path) -> list[str]:
@@ -52,7 +59,7 @@ def _indexed(index: Path) -> list[str]:
         raise InvalidPieces(f"{index} is larger than any index of a checkpoint")
     try:
         files = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InvalidPieces(f"{index} is not an index of safetensors files") from None
     if not all(isinstance(name, str) and name == Path(name).name and name not in ("", "..") for name in files):
         raise InvalidPieces(f"{index} names files outside its directory")

@@ -148,7 +148,10 @@ def test_backlogs_are_published_from_the_lowest_step() -> None:
         ("[]", "not an index"),
         ("{", "not an index"),
         ('{"weight_map": {"w": "../other.safetensors"}}', "outside its directory"),
-        ('{"weight_map": {"w": "a.safetensors"}}', "names a.safetensors, which is not there"),
+        ('{"weight_map": {"w": "a.safetensors"}}', "names 'a.safetensors', which is not there"),
+        (json.dumps({"weight_map": {"w": "a" * 300}}), "which is not there"),
+        (json.dumps({"weight_map": {"w": "\ud800"}}), r"names '\\ud800', which is not there"),
+        ('{"weight_map":' * 50_000, "not an index"),
     ],
 )
 def test_an_index_is_not_trusted(tmp_path, index: str, sentence: str) -> None:

@@ -1,0 +1,97 @@
+"""Whatever a coordinator, or who pretends to be one, answers: the client gets it right or says so, in little memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import httpx
+import pytest
+import zstandard
+
+from coordinator import events
+from coordinator.app import create_app
+from coordinator.client import CoordinatorClient, Event
+from coordinator.errors import CoordinatorUnreachable
+from weight_store.memory import MemoryStore
+
+
+def client_of(answer: Callable[[httpx.Request], httpx.Response]) -> CoordinatorClient:
+    return CoordinatorClient("http://coordinator", httpx.MockTransport(answer))
+
+
+class Endless(httpx.AsyncByteStream):
+    """A body of one line that never ends."""
+
+    taken = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self.taken < 1 << 30:
+            self.taken += 1 << 16
+            yield b"x" * (1 << 16)
+
+
+async def test_texts_with_other_line_breaks_stay_whole() -> None:
+    """``str.splitlines`` knows eight more of them than an event stream does."""
+    data = '{"reason":"a\u2028b\u2029c\x85d\x0be\x0cf\x1cg"}'
+    sent = events.encode("aborted", data, events.EventId(4, 2)).encode()
+    async with client_of(lambda request: httpx.Response(200, content=sent)) as client:
+        assert [event async for event in client.events("demo")] == [Event("aborted", data, "4.2")]
+
+
+async def test_a_line_without_an_end_is_not_kept() -> None:
+    body = Endless()
+    async with client_of(lambda request: httpx.Response(200, stream=body)) as client:
+        with pytest.raises(CoordinatorUnreachable, match="larger than any event"):
+            async for _ in client.events("demo"):
+                pass
+    assert body.taken < 2 << 20
+
+
+async def test_a_compressed_answer_is_not_unpacked() -> None:
+    bomb = zstandard.compress(bytes(1 << 30))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.headers["Accept-Encoding"] == "identity"
+        return httpx.Response(200, headers={"Content-Encoding": "zstd"}, stream=Body(bomb))
+
+    async with client_of(answer) as client:
+        with pytest.raises(CoordinatorUnreachable, match="compressed"):
+            await client.runs()
+        with pytest.raises(CoordinatorUnreachable, match="compressed"):
+            await anext(client.events("demo"))
+
+
+class Body(httpx.AsyncByteStream):
+    """A body that comes from the network, and is not unpacked before it is asked for."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield self._body
+
+
+async def test_a_query_that_is_no_utf8_is_no_defect() -> None:
+    """No HTTP parser of today passes one on; the application does not count on that."""
+    sent: list[dict[str, object]] = []
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "path": "/nowhere",
+        "raw_path": b"/nowhere",
+        "query_string": b"a=\xcc",
+        "headers": [(b"host", b"localhost")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+        "scheme": "http",
+    }
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, object]) -> None:
+        sent.append(message)
+
+    await create_app(MemoryStore())(scope, receive, send)
+    assert sent[0]["status"] == 404
