@@ -43,7 +43,9 @@ def open_checkpoint(directory: Path) -> Checkpoint:
         raise InvalidPieces(f"{directory} holds no safetensors files")
     missing = [name for name in names if not _is_file(directory / name)]
     if missing:
-        raise InvalidPieces(f"{index} names {missing[0][:200]!r}, which is not there: is the checkpoint still being written?")
+        raise InvalidPieces(
+            f"{index} names {missing[0][:200]!r}, which is not there: is the checkpoint still being written?"
+        )
     return Checkpoint(tuple(directory / name for name in names))
 
 
