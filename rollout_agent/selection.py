@@ -2,7 +2,8 @@
 
 Patterns name tensors: a shell pattern (``model.layers.[0-3].*``; ``*`` also crosses dots) or, after ``re:``, a regular
 expression that must match the whole name. A group cannot be decoded in part, so every tensor that shares a group with a
-selected one is selected too; a pattern that follows layer boundaries selects exactly what it names.
+selected one is selected too; a pattern that follows layer boundaries selects exactly what it names, unless layers are
+so small that they share groups (less than 16 MiB for each rank, see :mod:`weight_store.grouping`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From offers to a layout: one owner for each box, balanced by bytes, then groups of one layer each.
+"""From offers to a layout: one owner for each box, balanced by bytes, then groups of one block of layers each.
 
 Pure and deterministic: every coordinator computes the same layout from the same offers.
 """
@@ -10,10 +10,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from weight_store.boxes import Box, Dims, find_hole, find_overlap, split
+from weight_store.boxes import Box, Dims, find_hole, find_overlap, is_one_cut, split
 from weight_store.errors import LayoutError
 from weight_store.layout import Layout
 from weight_store.offer import Offer
@@ -22,6 +24,9 @@ GROUP_BYTES = 32 << 20
 """A group is closed once it holds this much (DESIGN: chunks of 16 M BF16 weights cost 6 % less than 1 M)."""
 PIECE_BYTES = 32 << 20
 """Larger boxes are cut, so that a group stays below GROUP_BYTES + PIECE_BYTES + a remainder of the same size."""
+BLOCK_BYTES = 16 << 20
+"""Layers share groups while an owner's part of one is smaller on average: each group pays about 130 bytes for a model,
+states and a digest, which half a GROUP_BYTES carries for at most 3 % of any delta and a few MiB do not."""
 
 MAX_MODEL_BYTES = 1 << 46
 """64 TiB, some thirty times the largest model known: bounds the pieces that a short offer can ask us to make."""
@@ -38,8 +43,7 @@ class _Offered:
     ranks: dict[Box, list[int]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Owned:
+class _Owned(NamedTuple):
     tensor: int
     owner: int
     box: Box
@@ -47,7 +51,12 @@ class _Owned:
 
 def layer_order(name: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key that orders names naturally: ``layers.2`` before ``layers.10``."""
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in _INTEGER.split(name) if part)
+    return tuple(map(_part_order, filter(None, _INTEGER.split(name))))
+
+
+@lru_cache(maxsize=1 << 16)
+def _part_order(part: str) -> tuple[int, int, str]:
+    return (0, int(part), "") if part.isdigit() else (1, 0, part)
 
 
 def layer_of(name: str) -> str:
@@ -57,6 +66,24 @@ def layer_of(name: str) -> str:
         if part.isdigit():
             return ".".join(parts[: i + 1])
     return ".".join(parts[:-1])
+
+
+def stack_of(layer: str) -> tuple[str, int] | None:
+    """The stack that a layer belongs to and its number in it: ``model.layers`` and 3; None for a layer without one."""
+    stack, _, number = layer.rpartition(".")
+    return (stack, int(number)) if number.isdigit() else None
+
+
+def layers_in_a_block(layers: int, owners: int, nbytes: int) -> int:
+    """How many consecutive layers of a stack share groups: ``nbytes`` in ``layers`` layers, spread over ``owners``.
+
+    A power of two, so that the blocks of one layout nest in those of another: a selection of layers that is closed
+    under several layouts is that of the coarsest.
+    """
+    joined = 1
+    while joined < layers and joined * nbytes < BLOCK_BYTES * layers * owners:
+        joined *= 2
+    return joined
 
 
 def resolve_layout(offers: Sequence[Offer]) -> Layout:
@@ -107,16 +134,21 @@ def _collect(offers: Sequence[Offer]) -> dict[str, _Offered]:
     for offer in offers:
         rows = zip(offer.names, offer.dtypes, offer.itemsizes, offer.shapes, offer.boxes(), strict=True)
         for name, dtype, itemsize, shape, box in rows:
-            known = found.setdefault(name, _Offered(dtype, itemsize, shape, offer.rank))
-            if (known.dtype, known.itemsize, known.shape) != (dtype, itemsize, shape):
+            known = found.get(name)
+            if known is None:
+                known = found[name] = _Offered(dtype, itemsize, shape, offer.rank)
+            elif (known.dtype, known.itemsize, known.shape) != (dtype, itemsize, shape):
                 raise LayoutError(
                     f"rank {known.first_rank} offers {name} as {known.dtype} {list(known.shape)}, "
                     f"rank {offer.rank} as {dtype} {list(shape)}"
                 )
-            holders = known.ranks.setdefault(box, [])
-            if offer.rank in holders:
+            holders = known.ranks.get(box)
+            if holders is None:
+                known.ranks[box] = [offer.rank]
+            elif holders[-1] == offer.rank:
                 raise LayoutError(f"rank {offer.rank} offers box {box} of {name} twice")
-            holders.append(offer.rank)
+            else:
+                holders.append(offer.rank)
     return found
 
 
@@ -130,6 +162,8 @@ def _check_model(offered: dict[str, _Offered]) -> None:
 
 def _check_boxes(name: str, offered: _Offered) -> None:
     boxes = list(_solid(offered))
+    if is_one_cut(boxes, offered.shape):
+        return
     pair = find_overlap(boxes)
     if pair is not None:
         a, b = boxes[pair[0]], boxes[pair[1]]
@@ -143,6 +177,8 @@ def _check_boxes(name: str, offered: _Offered) -> None:
 
 def _solid(offered: _Offered) -> dict[Box, list[int]]:
     """The boxes that hold elements; of a tensor without elements, one box, so that somebody owns the tensor."""
+    if 0 not in offered.shape and all(all(box.sizes) for box in offered.ranks):
+        return offered.ranks
     solid = {box: ranks for box, ranks in offered.ranks.items() if box.elements}
     if solid:
         return solid
@@ -198,14 +234,15 @@ def _form_groups(
     names: Sequence[str], offered: dict[str, _Offered], frozen: set[str], owned: Iterable[_Owned]
 ) -> tuple[list[_Owned], list[int], list[int]]:
     """Return pieces in group order, each group's owner, and each group's first piece."""
-    layers: dict[str, int] = {}
+    pieces = sorted(owned, key=lambda p: (p.tensor, p.owner, p.box))
+    blocks = _blocks(names, offered, frozen, pieces)
     buckets: dict[tuple[int, int, str, bool], list[_Owned]] = defaultdict(list)
-    for piece in sorted(owned, key=lambda p: (p.tensor, p.owner, p.box)):
+    for piece in pieces:
         name = names[piece.tensor]
-        layer = layers.setdefault(layer_of(name), len(layers))
         dtype, itemsize = offered[name].dtype, offered[name].itemsize
         for box in split(piece.box, max(1, PIECE_BYTES // itemsize)):
-            buckets[layer, piece.owner, dtype, name in frozen].append(_Owned(piece.tensor, piece.owner, box))
+            key = blocks[piece.tensor], piece.owner, dtype, name in frozen
+            buckets[key].append(_Owned(piece.tensor, piece.owner, box))
     order: list[_Owned] = []
     group_owner: list[int] = []
     group_start: list[int] = []
@@ -215,6 +252,32 @@ def _form_groups(
             group_start.append(len(order))
             order.extend(group)
     return order, group_owner, group_start
+
+
+@dataclass(slots=True)
+class _Stack:
+    nbytes: int = 0
+    layers: set[int] = field(default_factory=set)
+    owners: set[int] = field(default_factory=set)
+
+
+def _blocks(
+    names: Sequence[str], offered: dict[str, _Offered], frozen: set[str], pieces: Iterable[_Owned]
+) -> list[int]:
+    """The block of each tensor, numbered in the order of the layers: the same for all owners and dtypes."""
+    places = [stack_of(layer) or (layer, -1) for layer in map(layer_of, names)]
+    stacks: dict[str, _Stack] = defaultdict(_Stack)
+    for piece in pieces:
+        name, (stack_name, number) = names[piece.tensor], places[piece.tensor]
+        if number >= 0 and name not in frozen:
+            stack = stacks[stack_name]
+            stack.nbytes += piece.box.elements * offered[name].itemsize
+            stack.layers.add(number)
+            stack.owners.add(piece.owner)
+    joined = {name: layers_in_a_block(len(s.layers), len(s.owners), s.nbytes) for name, s in stacks.items()}
+    blocks = [(stack_name, number // joined.get(stack_name, 1)) for stack_name, number in places]
+    order = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
+    return [order[block] for block in blocks]
 
 
 def _pack(pieces: Sequence[_Owned], itemsize: int) -> list[list[_Owned]]:

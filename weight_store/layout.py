@@ -7,15 +7,17 @@ Groups are the unit of coding, digest and fetch; a group's bytes are the concate
 from __future__ import annotations
 
 import itertools
+import math
+import operator
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import ClassVar, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from weight_store.boxes import Box, Dims, find_hole, find_overlap, span_count
+from weight_store.boxes import Box, Dims, find_hole, find_overlap, is_one_cut, span_count
 from weight_store.errors import LayoutError
 from weight_store.offer import DtypeName, Itemsize, Shape, TensorName, check_tensor
 from weight_store.records import Count, Rank, Record
@@ -43,8 +45,7 @@ class Tensor:
         return Box(self.shape, self.shape).elements * self.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedPiece:
+class PlacedPiece(NamedTuple):
     """A piece and where its first element lies in its group (elements)."""
 
     tensor: Tensor
@@ -54,7 +55,7 @@ class PlacedPiece:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Consecutive pieces of one layer, one dtype and one owner."""
+    """Consecutive pieces of one block of layers, one dtype and one owner."""
 
     index: int
     owner: int
@@ -103,21 +104,20 @@ class Layout(Record):
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Groups in order; ``groups[i].index == i``."""
-        ends = (*self.group_start[1:], len(self.piece_tensor)) if self.group_start else ()
-        return tuple(
-            self._group(i, owner, range(start, end))
-            for i, (owner, start, end) in enumerate(zip(self.group_owner, self.group_start, ends, strict=True))
-        )
+        return tuple(map(self._group, itertools.count(), self.group_owner, self.group_rows))
 
-    def _group(self, index: int, owner: int, rows: range) -> Group:
-        pieces: list[PlacedPiece] = []
-        start = 0
-        for row in rows:
-            box = Box(self.piece_offsets[row], self.piece_sizes[row])
-            pieces.append(PlacedPiece(self.tensors[self.piece_tensor[row]], box, start))
-            start += box.elements
-        first = pieces[0].tensor
-        return Group(index, owner, first.dtype, first.itemsize, first.frozen, tuple(pieces), start)
+    @property
+    def group_rows(self) -> list[slice]:
+        """The rows of each group in the columns of pieces."""
+        ends = (*self.group_start[1:], len(self.piece_tensor)) if self.group_start else ()
+        return list(map(slice, self.group_start, ends))
+
+    def _group(self, index: int, owner: int, rows: slice) -> Group:
+        tensors = [self.tensors[tensor] for tensor in self.piece_tensor[rows]]
+        boxes = map(Box, self.piece_offsets[rows], self.piece_sizes[rows])
+        *starts, end = itertools.accumulate(map(math.prod, self.piece_sizes[rows]), initial=0)
+        pieces = tuple(map(PlacedPiece, tensors, boxes, starts))
+        return Group(index, owner, tensors[0].dtype, tensors[0].itemsize, tensors[0].frozen, pieces, end)
 
     def owned(self, rank: int) -> tuple[Group, ...]:
         """The groups of one rank, in order."""
@@ -133,25 +133,25 @@ class Layout(Record):
     @property
     def elements(self) -> int:
         """Number of weights in the model."""
-        return sum(group.elements for group in self.groups)
+        return sum(map(math.prod, self.shapes))
 
     @property
     def nbytes(self) -> int:
         """Size of the model in bytes."""
-        return sum(group.nbytes for group in self.groups)
+        return sum(map(operator.mul, map(math.prod, self.shapes), self.itemsizes))
 
 
 def check_layout(layout: Layout) -> None:
     """``ValueError`` naming the tensor unless columns agree, groups are uniform and pieces tile every tensor."""
     _check_columns(layout)
     boxes: list[list[Box]] = [[] for _ in layout.names]
-    for row, tensor in enumerate(layout.piece_tensor):
-        boxes[tensor].append(Box(layout.piece_offsets[row], layout.piece_sizes[row]))
+    for tensor, box in zip(layout.piece_tensor, map(Box, layout.piece_offsets, layout.piece_sizes), strict=True):
+        boxes[tensor].append(box)
     for name, itemsize, shape, pieces in zip(layout.names, layout.itemsizes, layout.shapes, boxes, strict=True):
         check_tensor(name, shape, itemsize)
-        _check_tiling(name, shape, pieces)
-    for group in layout.groups:
-        _check_group(group)
+        if not is_one_cut(pieces, shape):
+            _check_tiling(name, shape, pieces)
+    _check_groups(layout)
 
 
 def _check_columns(layout: Layout) -> None:
@@ -191,12 +191,19 @@ def _check_tiling(name: str, shape: Dims, pieces: list[Box]) -> None:
         raise ValueError(f"no rank owns {find_hole(pieces, shape)} of {name}")
 
 
-def _check_group(group: Group) -> None:
-    kinds = {(p.tensor.dtype, p.tensor.itemsize, p.tensor.frozen) for p in group.pieces}
-    if len(kinds) != 1:
-        raise ValueError(f"group {group.index} mixes dtypes or frozen tensors")
-    if group.nbytes > MAX_GROUP_BYTES:
-        raise ValueError(f"group {group.index} has {group.nbytes} bytes, more than {MAX_GROUP_BYTES}")
+def _check_groups(layout: Layout) -> None:
+    """On the columns: ``layout.groups`` of a large model takes longer to make than all the rest."""
+    frozen = set(layout.frozen)
+    columns = zip(layout.dtypes, layout.itemsizes, strict=True)
+    kinds = [(*kind, tensor in frozen) for tensor, kind in enumerate(columns)]
+    elements = list(map(math.prod, layout.piece_sizes))
+    for index, rows in enumerate(layout.group_rows):
+        found = {kinds[tensor] for tensor in layout.piece_tensor[rows]}
+        if len(found) != 1:
+            raise ValueError(f"group {index} mixes dtypes or frozen tensors")
+        nbytes = sum(elements[rows]) * found.pop()[1]
+        if nbytes > MAX_GROUP_BYTES:
+            raise ValueError(f"group {index} has {nbytes} bytes, more than {MAX_GROUP_BYTES}")
 
 
 def check_same_tensors(before: Iterable[Tensor], after: Iterable[Tensor]) -> None:

@@ -11,10 +11,17 @@ from rollout_agent.errors import NothingSelected
 from rollout_agent.replica import Replica
 from rollout_agent.selection import select
 from tests.rollout_agent.training import Training
+from weight_store import grouping
 from weight_store.memory import MemoryStore
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 LAYER_0 = {"model.layers.0.mlp.down.weight", "model.layers.0.mlp.experts", "model.layers.0.norm.weight"}
+
+
+@pytest.fixture(autouse=True)
+def groups_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a model whose layers are large; layers as small as those of these tests would share groups."""
+    monkeypatch.setattr(grouping, "BLOCK_BYTES", 0)
 
 
 class Counting(MemoryStore):
@@ -85,6 +92,15 @@ def test_patterns() -> None:
     assert select([layout], []) == set(layout.names)
     # A group is kept whole: experts share one with the projection beside them.
     assert select([layout], ["*.experts"]) == {"model.layers.0.mlp.experts", "model.layers.0.mlp.down.weight"}
+
+
+def test_layers_that_share_a_group_are_kept_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouping, "BLOCK_BYTES", 1 << 20)
+    layers = ((f"model.layers.{i}.w", "BF16", (40, 8), "rows") for i in range(5))
+    specs = (*layers, ("norm", "BF16", (3,), "0"))
+    layout = Training(MemoryStore(), specs=specs, aliases={}).layout()
+    assert select([layout], ["model.layers.0.*"]) == {f"model.layers.{i}.w" for i in range(5)}
+    assert select([layout], ["norm"]) == {"norm"}
 
 
 @pytest.mark.parametrize("pattern", ["model.layers.9*", "re:("])

@@ -1,4 +1,4 @@
-"""From offers to a layout: one owner a box, balanced by bytes; groups of one layer; contradictions refused by name."""
+"""From offers to a layout: one owner a box, balanced by bytes; groups of blocks of layers; conflicts refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from weight_store import grouping
 from weight_store.boxes import Box, whole
 from weight_store.errors import LayoutError
-from weight_store.grouping import GROUP_BYTES, PIECE_BYTES, layer_of, layer_order, resolve_layout
+from weight_store.grouping import (
+    BLOCK_BYTES,
+    GROUP_BYTES,
+    PIECE_BYTES,
+    layer_of,
+    layer_order,
+    layers_in_a_block,
+    resolve_layout,
+)
 from weight_store.layout import MAX_GROUP_BYTES, Layout, check_same_tensors, owners_of
 from weight_store.offer import Offer
 
@@ -146,7 +154,7 @@ def test_layers_come_in_natural_order() -> None:
     assert layer_of("h.3.mlp.experts.7.up") == "h.3"
 
 
-def test_groups_are_of_one_layer_and_at_least_32_mib_where_the_layer_has_them(make) -> None:
+def test_large_layers_have_groups_of_their_own_of_at_least_32_mib_where_they_have_them(make) -> None:
     def weights(layer: int, mib: list[int]) -> list[object]:
         return [row for i, m in enumerate(mib) for row in make.rows(f"layers.{layer}.w{i}", (m * MIB // 2,))]
 
@@ -162,6 +170,57 @@ def test_groups_are_of_one_layer_and_at_least_32_mib_where_the_layer_has_them(ma
     ]
 
 
+def test_small_layers_share_groups(make) -> None:
+    def offer(ranks: int, mib_a_layer: int) -> list[list[object]]:
+        elements = mib_a_layer * MIB // 2
+        boxes = [Box((r * elements // ranks,), (elements // ranks,)) for r in range(ranks)]
+        rows = [(f"m.layers.{i}.w", (elements,)) for i in range(10)]
+        return [
+            [*make.rows("m.norm", (8,)), *(row for name, shape in rows for row in make.rows(name, shape, box))]
+            for box in boxes
+        ]
+
+    def blocks(ranks: int, mib_a_layer: int) -> list[list[int]]:
+        """Layers of each group, all ranks agreeing."""
+        layout = resolve_layout(make.offers(*offer(ranks, mib_a_layer)))
+        found = [
+            [[int(p.tensor.name.split(".")[2]) for p in g.pieces] for g in layout.owned(rank) if len(g.pieces) > 1]
+            for rank in range(ranks)
+        ]
+        assert all(rank == found[0] for rank in found)
+        assert [[p.tensor.name for p in g.pieces] for g in layout.groups if g.nbytes < MIB] == [["m.norm"]]
+        return found[0]
+
+    assert blocks(1, 16) == []
+    assert blocks(1, 15) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert blocks(4, 16) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert blocks(1, 1) == [list(range(10))]
+
+
+@given(st.integers(1, 100), st.integers(1, 64), st.integers(1, 2**34), st.integers(1, 64), st.integers(1, 2**34))
+def test_blocks_of_layers_nest(layers: int, owners: int, nbytes: int, other_owners: int, other_nbytes: int) -> None:
+    """A selection of layers is closed under the blocks of several layouts once it is under the coarsest."""
+    joined = layers_in_a_block(layers, owners, nbytes)
+    other = layers_in_a_block(layers, other_owners, other_nbytes)
+    assert joined % other == 0 or other % joined == 0
+    assert joined == 1 or joined < 2 * layers
+    assert joined >= layers or joined * nbytes >= BLOCK_BYTES * layers * owners
+
+
+def test_experts_without_a_layer_share_groups_too(make) -> None:
+    rows = [row for i in range(100) for row in make.rows(f"experts.{i}.w", (MIB // 2,))]
+    assert [g.nbytes // MIB for g in resolve_layout(make.offers(rows)).groups] == [16] * 6 + [4]
+
+
+def test_frozen_layers_do_not_keep_others_apart(make) -> None:
+    shape = (20 * MIB // 2,)
+    names = [f"layers.{i}.{part}" for i in range(4) for part in ("frozen", "trained")]
+    frozen = tuple(name for name in names if name.endswith("frozen"))
+    rows = [row for name in names for row in make.rows(name, shape if name in frozen else (MIB // 2,))]
+    layout = resolve_layout([make.offer(0, 1, rows, frozen=frozen)])
+    assert [len(g.pieces) for g in layout.groups if not g.frozen] == [4]
+
+
 GROUPED = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 400), st.sampled_from([("BF16", 2), ("F32", 4)]), st.booleans()),
     min_size=1,
@@ -169,9 +228,9 @@ GROUPED = st.lists(
 )
 
 
-@given(GROUPED, st.integers(1, 3))
-def test_groups_hold_one_layer_dtype_owner_and_freeze(
-    make, tensors: list[tuple[int, int, tuple[str, int], bool]], world_size: int
+@given(GROUPED, st.integers(1, 3), st.sampled_from([0, 128, 4096]))
+def test_groups_hold_one_block_dtype_owner_and_freeze(
+    make, tensors: list[tuple[int, int, tuple[str, int], bool]], world_size: int, block_bytes: int
 ) -> None:
     names = [f"layers.{layer}.w{i}" for i, (layer, _, _, _) in enumerate(tensors)]
     shapes = [(elements,) for _, elements, _, _ in tensors]
@@ -190,10 +249,17 @@ def test_groups_hold_one_layer_dtype_owner_and_freeze(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "GROUP_BYTES", 256)
         patch.setattr(grouping, "PIECE_BYTES", 256)
+        patch.setattr(grouping, "BLOCK_BYTES", block_bytes)
         layout = resolve_layout([offer(rank) for rank in range(world_size)])
+    live = {t.name: t.nbytes for t in layout.tensors if not t.frozen and t.nbytes}
+    layers, owners = {layer_of(name) for name in live}, {g.owner for g in layout.groups if not g.frozen and g.nbytes}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(grouping, "BLOCK_BYTES", block_bytes)
+        joined = layers_in_a_block(len(layers), len(owners), sum(live.values()))
     grouped = Counter()
     for group in layout.groups:
-        assert len({layer_of(piece.tensor.name) for piece in group.pieces}) == 1
+        blocks = {int(piece.tensor.name.split(".")[1]) // joined for piece in group.pieces}
+        assert len(blocks) == 1
         assert all(
             (p.tensor.dtype, p.tensor.itemsize, p.tensor.frozen) == (group.dtype, group.itemsize, group.frozen)
             for p in group.pieces
@@ -201,10 +267,10 @@ def test_groups_hold_one_layer_dtype_owner_and_freeze(
         assert group.nbytes < 3 * 256
         starts = [piece.start for piece in group.pieces]
         assert starts == [sum(p.box.elements for p in group.pieces[:i]) for i in range(len(starts))]
-        grouped[layer_of(group.pieces[0].tensor.name), group.owner, group.dtype, group.frozen, group.nbytes < 256] += 1
-    # Only a layer that has less than a group's worth keeps a small group, and then it is its only one.
-    for (layer, owner, dtype, is_frozen, small), count in grouped.items():
-        assert not small or (count == 1 and not grouped[layer, owner, dtype, is_frozen, False])
+        grouped[blocks.pop(), group.owner, group.dtype, group.frozen, group.nbytes < 256] += 1
+    # Only a block that has less than a group's worth keeps a small group, and then it is its only one.
+    for (block, owner, dtype, is_frozen, small), count in grouped.items():
+        assert not small or (count == 1 and not grouped[block, owner, dtype, is_frozen, False])
 
 
 def test_a_group_never_exceeds_what_an_agent_allocates() -> None:
