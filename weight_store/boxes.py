@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 Dims = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Box:
-    """``offsets[d] .. offsets[d] + sizes[d]`` on each axis ``d``."""
+class Box(NamedTuple):
+    """``offsets[d] .. offsets[d] + sizes[d]`` on each axis ``d``. A tuple, because a model may have a million."""
 
     offsets: Dims
     sizes: Dims
@@ -29,6 +27,8 @@ class Box:
         """True if the box lies within ``shape`` and has as many axes."""
         if not len(self.offsets) == len(self.sizes) == len(shape):
             return False
+        if self.sizes == shape:
+            return not any(self.offsets)
         for offset, size, extent in zip(self.offsets, self.sizes, shape, strict=True):
             if offset < 0 or size < 0 or offset + size > extent:
                 return False
@@ -131,6 +131,30 @@ def split(box: Box, max_elements: int) -> list[Box]:
 
 def _with(dims: Dims, axis: int, value: int) -> Dims:
     return (*dims[:axis], value, *dims[axis + 1 :])
+
+
+def is_one_cut(boxes: Sequence[tuple[Dims, Dims]], shape: Dims) -> bool:
+    """True if ``boxes`` (offsets, sizes) are all of a tensor, or tile it cut across one axis, as usual shardings do.
+
+    False says nothing. Cheap, so that what costs more is done for other tensors only.
+    """
+    if not boxes:
+        return False
+    offsets, sizes = boxes[0]
+    if not len(offsets) == len(sizes) == len(shape):
+        return False
+    axis = next((d for d, size in enumerate(sizes) if size != shape[d]), None)
+    if axis is None:
+        return len(boxes) == 1 and not any(offsets)
+    before, after = (0,) * axis, (0,) * (len(shape) - axis - 1)
+    end = 0
+    for offsets, sizes in sorted(boxes):
+        if len(sizes) != len(shape) or offsets != (*before, end, *after):
+            return False
+        if sizes[:axis] != shape[:axis] or sizes[axis + 1 :] != shape[axis + 1 :]:
+            return False
+        end += sizes[axis]
+    return end == shape[axis]
 
 
 def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:

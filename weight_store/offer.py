@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, ClassVar, Self
 
@@ -58,11 +59,13 @@ class Offer(Record):
 
     def boxes(self) -> list[Box]:
         """One box a row."""
-        return [Box(o, s) for o, s in zip(self.offsets, self.sizes, strict=True)]
+        return list(map(Box, self.offsets, self.sizes))
 
 
 def check_tensor(name: str, shape: Dims, itemsize: int) -> None:
     """``ValueError`` if the tensor is larger than any real one (2**50 bytes)."""
+    if 0 not in shape and math.prod(shape, start=itemsize) <= MAX_TENSOR_BYTES:
+        return
     total = itemsize
     for extent in shape:
         total *= extent

@@ -54,8 +54,8 @@ class Record(Part):
 
     def to_bytes(self) -> bytes:
         """Serialise to canonical JSON: sorted keys, no spaces, ASCII only."""
-        body = {"format": self.FORMAT, "format_version": self.FORMAT_VERSION, **self.model_dump(mode="json")}
-        return json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        body = {"format": self.FORMAT, "format_version": self.FORMAT_VERSION, **_fields(self)}
+        return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
     @classmethod
     def parse(cls, data: bytes, *, key: str = "") -> Self:
@@ -72,6 +72,11 @@ class Record(Part):
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise FormatError(f"{key or 'object'} is not a valid {cls.FORMAT}: {_first(error)}") from None
+
+
+def _fields(part: Part) -> dict[str, Any]:
+    """The fields alone: ``dict(part)`` would also have what a cached property left in it."""
+    return {name: getattr(part, name) for name in type(part).model_fields}
 
 
 class _Envelope(Part):
