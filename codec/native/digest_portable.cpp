@@ -1,3 +1,4 @@
+// xxHash takes what every processor of the target has by itself: SSE2 on x86-64, NEON on 64-bit ARM.
 #define XXH_INLINE_ALL
 #include "digest.hpp"
 #include "third_party/xxhash.h"

@@ -82,6 +82,7 @@ struct Kernels {
 // width in bytes: 1, 2 or 4.
 const Kernels& portable_kernels(int width);
 const Kernels& avx2_kernels(int width);
+const Kernels& neon_kernels(int width);
 
 // The fastest set this processor has, or the portable one if asked for.
 const Kernels& kernels(int width, bool portable);

@@ -52,18 +52,7 @@ struct Lookup {
 
 WC_INLINE Lookup make_lookup(const HazardTable& t) { return {t.by_class}; }
 
-WC_INLINE void group_edges(const uint8_t* classes, const Lookup& k, uint32_t low, uint32_t edge[9]) {
-    edge[0] = low;
-    for (size_t i = 0; i < 8; i++) edge[i + 1] = edge[i] + k.by_class[classes[i]];
-}
-
-WC_INLINE size_t locate(const uint8_t* classes, const Lookup& k, uint32_t low, uint32_t target, uint32_t edge[9]) {
-    group_edges(classes, k, low, edge);
-    size_t n = 0;
-    for (size_t i = 1; i < 8; i++) n += edge[i] <= target;
-    return n;
-}
-
+#include "edges.inl"
 #include "lanes.inl"
 
 template <class T>
@@ -80,6 +69,8 @@ const Kernels& kernels(int width, bool portable) {
 #if defined(WEIGHTCAST_AVX2)
     static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
     if (avx2 && !portable) return avx2_kernels(width);
+#elif defined(WEIGHTCAST_NEON)
+    if (!portable) return neon_kernels(width);  // every 64-bit ARM processor has it
 #endif
     (void)portable;
     return portable_kernels(width);

@@ -3,7 +3,8 @@
 //   group_edges(classes, lookup, low, edge)  edge[i] = low + the hazards of the first i of 8 weights, i <= 8
 //   locate(classes, lookup, low, target, edge)  the same, and how many of edge[1..8] are <= target (fewer than 8)
 //   groups_at_most(sums, target)            how many of 32 ascending sums are <= target
-// and nothing that the linker could merge with another set's copy (see common.hpp).
+// and nothing that the linker could merge with another set's copy (see common.hpp). edges.inl has the two in the middle
+// without vectors.
 
 // The last boundary between weights at or before `limit`, a hazard in this block that the block's total exceeds.
 WC_INLINE uint32_t boundary_at_most(const BlockSums& sums, const uint8_t* classes, const Lookup& k, uint32_t limit) {

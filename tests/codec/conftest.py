@@ -1,8 +1,12 @@
-"""What the codec's tests share: drawn pairs of tensors, as raw bits."""
+"""What the codec's tests share: drawn pairs of tensors, as raw bits, and programs around the kernels."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +53,25 @@ def _pairs(draw: st.DrawFn, names: tuple[str, ...] = tuple(d.name for d in DTYPE
         step = st.sampled_from([1, 2, 3, edge, top, top - 1, top // 2 + 1]) if kind == "steps" else st.integers(1, top)
         new[where] += np.array([draw(step) for _ in where], dtype=info.bits)
     return Pair(info.name, base, new)
+
+
+def _build(folder: Path, *compiler: str, **environment: str) -> Path:
+    script = Path(__file__).parent / "native" / "build_hostile.sh"
+    more = {"PROGRAMS": "hostile kernels"} | environment
+    subprocess.run([script, folder, *compiler], env=os.environ | more, check=True, timeout=280)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def native_programs() -> Callable[..., Path]:
+    """``native_programs(folder, *compiler, **environment)`` builds both programs of ``native/`` into the folder."""
+    return _build
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with both programs, for this processor and under AddressSanitizer and UBSan."""
+    return _build(tmp_path_factory.mktemp("sanitized"))
 
 
 @pytest.fixture(scope="session")
