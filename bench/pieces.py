@@ -110,7 +110,7 @@ def measure(pieces: int) -> None:
     stored = [pack(offer_of(rank, pieces).to_bytes()) for rank in range(RANKS)]
     offers = timed("all offers: read", lambda: [Offer.parse(unpack(data)) for data in stored])
     layout = timed("layout: resolve", lambda: resolve_layout(offers))
-    del offers
+    offers.clear()
     written = timed("layout: write", layout.to_bytes)
     packed = timed("layout: pack", lambda: pack(written))
     sha256 = timed("layout: digest", lambda: sha256_hex(written))

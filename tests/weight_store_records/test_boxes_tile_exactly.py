@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weight_store.boxes import Box, find_hole, find_overlap, span_count, spans, split, whole
+from weight_store.boxes import Box, find_hole, find_overlap, is_one_cut, span_count, spans, split, whole
 
 
 @st.composite
@@ -55,6 +55,34 @@ def tilings(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box]]:
             sizes[axis] = size
             tiles.append(Box(tuple(offsets), tuple(sizes)))
     return shape, draw(st.permutations(tiles))
+
+
+@given(shape_and_boxes())
+def test_what_is_taken_for_one_cut_tiles(case: tuple[tuple[int, ...], list[Box]]) -> None:
+    shape, boxes = case
+    if is_one_cut(boxes, shape):
+        assert find_overlap(boxes) is None
+        assert find_hole(boxes, shape) is None
+        assert all(span_count(box, shape) <= 1 for box in boxes)
+
+
+@given(shapes(), st.data())
+def test_one_cut_is_recognised_in_any_order(shape: tuple[int, ...], data: st.DataObject) -> None:
+    assert is_one_cut([whole(shape)], shape)
+    axes = [axis for axis, extent in enumerate(shape) if extent > 1]
+    if not axes:
+        return
+    axis = data.draw(st.sampled_from(axes))
+    cuts = sorted(data.draw(st.sets(st.integers(1, shape[axis] - 1), min_size=1)))
+    boxes = []
+    for first, end in itertools.pairwise([0, *cuts, shape[axis]]):
+        offsets, sizes = [0] * len(shape), list(shape)
+        offsets[axis], sizes[axis] = first, end - first
+        boxes.append(Box(tuple(offsets), tuple(sizes)))
+    boxes = data.draw(st.permutations(boxes))
+    assert is_one_cut(boxes, shape)
+    assert not is_one_cut(boxes[1:], shape)
+    assert not is_one_cut([*boxes, boxes[0]], shape)
 
 
 def cells(box: Box) -> set[tuple[int, ...]]:
