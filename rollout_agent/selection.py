@@ -16,17 +16,23 @@ from rollout_agent.errors import NothingSelected
 from weight_store.layout import Group, Layout
 
 
-def compile_patterns(patterns: Sequence[str]) -> re.Pattern[str]:
-    """One expression for all ``patterns``; ``NothingSelected`` names one that is not a regular expression."""
-    parts: list[str] = []
+def compile_patterns(patterns: Sequence[str]) -> tuple[re.Pattern[str], ...]:
+    """An expression for each of ``patterns``; ``NothingSelected`` names one that is not a regular expression.
+
+    Not one for all: flags, names and numbers of groups are each expression's own.
+    """
+    found: list[re.Pattern[str]] = []
     for pattern in patterns:
         source = pattern[3:] if pattern.startswith("re:") else fnmatch.translate(pattern)
         try:
-            re.compile(source)
-        except re.error as error:
+            found.append(re.compile(source))
+        except (re.error, OverflowError, RecursionError) as error:
             raise NothingSelected(f"the pattern {pattern!r} is not a regular expression: {error}") from None
-        parts.append(f"(?:{source})")
-    return re.compile("|".join(parts))
+    return tuple(found)
+
+
+def _matches(name: str, expressions: Sequence[re.Pattern[str]]) -> bool:
+    return any(expression.fullmatch(name) for expression in expressions)
 
 
 def select(layouts: Sequence[Layout], patterns: Sequence[str]) -> frozenset[str]:
@@ -38,10 +44,10 @@ def select(layouts: Sequence[Layout], patterns: Sequence[str]) -> frozenset[str]
     names = {name for layout in layouts for name in layout.names}
     if not patterns:
         return frozenset(names)
-    expression = compile_patterns(patterns)
-    chosen = {name for name in names if expression.fullmatch(name)}
+    expressions = compile_patterns(patterns)
+    chosen = {name for name in names if _matches(name, expressions)}
     for layout in layouts:
-        chosen |= {target for alias, target in layout.aliases.items() if expression.fullmatch(alias)}
+        chosen |= {target for alias, target in layout.aliases.items() if _matches(alias, expressions)}
     if not chosen:
         example = min(names, default="")
         raise NothingSelected(

@@ -87,10 +87,15 @@ async def check_writable(store: Store, probe_id: str) -> None:
 
 def _split(url: str) -> SplitResult:
     try:
+        url.encode()
         parts = urlsplit(url)
         _ = parts.port
-    except ValueError as error:
-        raise StoreRefused(f"the store URL cannot be read: {error}") from None
+    except ValueError:
+        # Not what urlsplit says: it repeats the address, which may hold a secret.
+        raise StoreRefused(
+            "the store URL cannot be read: it is no UTF-8, or has a port that is no number, an open bracket, or a "
+            "character that stands for another one in its address"
+        ) from None
     if "@" in parts.netloc:
         # Not repeated in the message: it holds a secret.
         raise StoreRefused(

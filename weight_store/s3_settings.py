@@ -72,10 +72,12 @@ class S3Options:
 def check_endpoint(endpoint: str) -> str:
     """Return ``endpoint`` if it is an ``http(s)://host[:port]`` address without credentials; ``StoreRefused``."""
     try:
+        endpoint.encode()
         parts = urlsplit(endpoint)
         _ = parts.port
-    except ValueError as error:
-        raise StoreRefused(f"the store's endpoint cannot be read: {error}") from None
+    except ValueError:
+        # Not what urlsplit says: it repeats the address, which may hold a secret.
+        raise StoreRefused("the store's endpoint cannot be read: it must look like http://host:9000") from None
     if "@" in parts.netloc:
         # Not repeated in the message: it holds a secret.
         raise StoreRefused("the store's endpoint holds credentials: remove them")

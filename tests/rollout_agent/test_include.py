@@ -103,7 +103,13 @@ def test_layers_that_share_a_group_are_kept_together(monkeypatch: pytest.MonkeyP
     assert select([layout], ["norm"]) == {"norm"}
 
 
-@pytest.mark.parametrize("pattern", ["model.layers.9*", "re:("])
+def test_expressions_do_not_reach_into_each_other() -> None:
+    layout = Training(MemoryStore()).layout()
+    patterns = ["re:(?i)LM_HEAD.weight", "re:(?P<n>x)y", "re:(?P<n>z)y", "re:model\\.layers\\.(0).*\\1?"]
+    assert select([layout], patterns) == {*LAYER_0, "model.embed_tokens.weight"}
+
+
+@pytest.mark.parametrize("pattern", ["model.layers.9*", "re:(", "re:a{1,99999999999}", "re:" + "(" * 9000])
 def test_patterns_that_select_nothing_are_refused(pattern: str) -> None:
     with pytest.raises(NothingSelected):
         select([Training(MemoryStore()).layout()], [pattern])

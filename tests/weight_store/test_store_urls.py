@@ -53,6 +53,7 @@ def test_an_s3_url_is_read(url: str, location: S3Location) -> None:
         ("s3://bucket:80", "not a bucket name"),
         ("s3://bucket:x", "cannot be read"),
         ("s3://[::1", "cannot be read"),
+        ("s3://bucket/\udc8b", "cannot be read"),
         ("s3://bucket/../x", "'..' part"),
         ("s3://bucket/a//b", "empty"),
         ("s3://bucket/a%00b", "control character"),
@@ -85,6 +86,13 @@ def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
         open_store(url)
     assert "hunter2" not in str(caught.value)
     assert "credentials" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:hunter2@buck\u2100et", "s3://bucket?endpoint=http://KEY:hunter2@ho\u2100st"])
+def test_a_url_that_cannot_be_read_is_not_repeated(url: str) -> None:
+    with pytest.raises(StoreRefused, match="cannot be read") as caught:
+        open_store(url)
+    assert "hunter2" not in str(caught.value)
 
 
 async def test_a_file_url_is_a_local_store(tmp_path: Path) -> None:
