@@ -41,6 +41,7 @@ ROUTES: dict[tuple[str, str], Scope | None] = {
     ("GET", f"{_RUN}/terms/{{term}}/layout"): Scope.TRAINER,  # writes the layout if it is the last to ask
     ("POST", f"{_RUN}/versions"): Scope.TRAINER,
     ("PUT", f"{_RUN}/versions/{{version}}/receipts/{{rank}}"): Scope.TRAINER,
+    ("PUT", f"{_RUN}/versions/{{version}}/progress/{{rank}}"): Scope.TRAINER,
     ("GET", "/v1/runs"): Scope.VIEWER,
     ("GET", _RUN): Scope.VIEWER,
     ("GET", f"{_RUN}/versions"): Scope.VIEWER,

@@ -37,8 +37,9 @@ class Ambient:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """``expire_after_s``: age at which an undecided version is given up. ``poll_s``: how often the bucket is looked
-    at for what other coordinators, or lost reports, have left there; ``idle_poll_s`` for runs that nobody asks about.
+    """``expire_after_s``: an undecided version that gave no sign of life for so long is given up. ``poll_s``: how often
+    the bucket is looked at for what other coordinators, or lost reports, have left there; ``idle_poll_s`` for runs that
+    nobody asks about.
 
     The rest bounds what clients can make the coordinator do: ``room`` for agents (about 2 KB each), event streams, and
     how many receipts that nobody reported are looked for at once.

@@ -24,7 +24,7 @@ from coordinator.decisions import (
     is_dead,
 )
 from weight_store.control import Control
-from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound, PreconditionFailed
+from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound, ObjectTooLarge, PreconditionFailed
 from weight_store.keys import (
     control_key,
     head_key,
@@ -35,6 +35,7 @@ from weight_store.keys import (
     parse_key,
     receipt_key,
     run_marker_key,
+    sign_key,
 )
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
@@ -71,10 +72,12 @@ class RunBucket:
         except ObjectNotFound:
             return None
         current = None if head.position == GENESIS else await self.manifest(head.position)
-        version = head.position.version + 1
+        version, given_up = head.position.version + 1, None
         while is_dead(head, slot := await self.slot(head.run_id, version)):
+            if slot.opened is not None and slot.opened.term == head.term:
+                given_up = slot.opened
             version += 1
-        return View(head, current, slot), etag
+        return View(head, current, slot, given_up), etag
 
     async def slot(self, run_id: str, version: int) -> Slot:
         """Read one version's opening and register; both may be absent."""
@@ -160,16 +163,18 @@ class RunBucket:
         self._layouts.put(sha256, layout)
         return sha256
 
-    async def receipt(self, version: int, rank: int) -> tuple[Receipt, bytes] | Unreadable | None:
+    async def receipt(self, version: int, rank: int, reported: str = "") -> tuple[Receipt, bytes] | Unreadable | None:
         """Return a rank's receipt and its bytes, why it cannot be read, or None if it is not there.
 
-        It is read twice: sealing names it by the digest of what was read, so a body altered on its way here would make
-        a version that nobody can read. Two readings that differ count as not there yet.
+        Sealing names it by the digest of what was read, so a body altered on its way here would make a version that
+        nobody can read. Hence what was read must agree with the SHA-256 that the rank ``reported``, or with a second
+        reading; two readings that differ count as not there yet.
         """
         key = receipt_key(self._run, version, rank)
         try:
             data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
-            if data != (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data:
+            agreed = sha256_hex(data) == reported
+            if not agreed and data != (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data:
                 return None
         except ObjectNotFound:
             return None
@@ -179,6 +184,21 @@ class RunBucket:
             return await self._parsed(_parse_receipt, data, key), data
         except FormatError as error:
             return Unreadable(f"the receipt of rank {rank} cannot be used: {error}")
+
+    async def write_sign(self, version: int, number: int) -> None:
+        """Leave a sign of life for other coordinators. One that is there already says the same."""
+        with contextlib.suppress(PreconditionFailed):
+            await self._store.create(sign_key(self._run, version, number), b"")
+
+    async def has_sign(self, version: int, number: int) -> bool:
+        """Whether somebody left that sign of life."""
+        try:
+            await self._store.get(sign_key(self._run, version, number), max_bytes=0)
+        except ObjectNotFound:
+            return False
+        except ObjectTooLarge:
+            return True
+        return True
 
     async def control(self) -> Control | None:
         """Return the control object if there is one."""

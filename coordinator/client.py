@@ -28,6 +28,7 @@ from coordinator.wire import (
     OfferReport,
     OpenRequest,
     Problem,
+    ProgressReport,
     ReceiptReport,
     RegionAnswer,
     RunAnswer,
@@ -134,6 +135,10 @@ class CoordinatorClient:
     async def report_receipt(self, run: str, version: int, rank: int, report: ReceiptReport) -> VersionAnswer:
         """``PUT .../versions/{v}/receipts/{rank}``: shard and receipt are in the bucket."""
         return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "receipts", rank), body=report)
+
+    async def report_progress(self, run: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
+        """``PUT .../versions/{v}/progress/{rank}``: bytes of the shard moved since this was last said."""
+        return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "progress", rank), body=report)
 
     # Readers
 

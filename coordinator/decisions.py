@@ -65,12 +65,14 @@ class Slot:
 @dataclass(frozen=True, slots=True)
 class View:
     """What the bucket says about a run: its head, the head's manifest (None before the first version) and the first
-    slot after the head that is not dead.
+    slot after the head that is not dead. ``given_up``: the newest opening of the head's term among the dead ones
+    between.
     """
 
     head: Head
     current: Manifest | None
     slot: Slot
+    given_up: Open | None = None
 
     @property
     def undecided(self) -> Open | None:
@@ -142,13 +144,14 @@ class Unreadable:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What is known about an undecided version: receipts by rank (parsed, and as stored), the layout once all are
-    there (or the ``trouble`` with reading it), the age by the local clock and the age at which it expires (seconds).
+    there (or the ``trouble`` with reading it), the seconds since its last sign of life by the local clock, and after
+    how many it expires. Signs of life: it was opened, a rank reported progress, a receipt came.
     """
 
     receipts: Mapping[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
     layout: Layout | None = None
     trouble: str = ""
-    age_s: float = 0.0
+    quiet_s: float = 0.0
     expire_after_s: float = float("inf")
 
 
@@ -242,7 +245,7 @@ def check_term(head: Head, term: int) -> None:
 
 
 def open_version(view: View, request: OpenRequest, write_id: str) -> Step:
-    """Assign a version to a publication: the same one to every rank, one undecided at a time.
+    """Assign a version to a publication: the same one to every rank, whatever became of it; one undecided at a time.
 
     Raises ``Fenced``, ``UnknownTerm``, ``VersionUndecided``, ``PublicationConflict`` or ``PublicationPassed``.
     """
@@ -260,6 +263,9 @@ def open_version(view: View, request: OpenRequest, write_id: str) -> Step:
             )
         _check_same(current, request)
         return Done(current.version)
+    given_up = _given_up(view, request)
+    if given_up is not None:
+        return given_up
     if slot.opened is None:
         return CreateOpen(
             Open(
@@ -285,6 +291,22 @@ def open_version(view: View, request: OpenRequest, write_id: str) -> Step:
     )
 
 
+def _given_up(view: View, request: OpenRequest) -> Done | None:
+    """The answer to a rank that comes after its publication was aborted: opened again, it would wait in vain for the
+    other ranks, which have gone on, and hold them up until it expires.
+    """
+    opened = view.given_up
+    if opened is None or opened.term != request.term or opened.ordinal < request.ordinal:
+        return None
+    if opened.ordinal > request.ordinal:
+        raise PublicationPassed(
+            f"publication {request.ordinal} of term {request.term} is over: publication {opened.ordinal} was opened "
+            f"after it, as version {opened.version}"
+        )
+    _check_same(opened, request)
+    return Done(opened.version)
+
+
 def settle(view: View, evidence: Evidence, write_id: str) -> Step:
     """Decide what can be decided and finish the head's move. ``Done`` while there is nothing to do but wait."""
     pending = _finish(view, write_id)
@@ -298,7 +320,7 @@ def settle(view: View, evidence: Evidence, write_id: str) -> Step:
     missing = [rank for rank in range(opened.world_size) if rank not in evidence.receipts]
     if not missing and evidence.layout is not None:
         return CreateRegister(_decide(view, opened, evidence, evidence.layout, write_id))
-    if evidence.age_s >= evidence.expire_after_s:
+    if evidence.quiet_s >= evidence.expire_after_s:
         return CreateRegister(_expired(opened, missing, evidence, write_id))
     return Done()
 
@@ -343,8 +365,8 @@ def _expired(opened: Open, missing: list[int], evidence: Evidence, write_id: str
     named = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
     what = f"no receipt of rank {named}: look at the log of that rank's sidecar" if missing else evidence.trouble
     detail = (
-        f"version {opened.version} (step {opened.step}) could not be sealed within {evidence.expire_after_s:g} s of "
-        f"its opening: {what}"
+        f"version {opened.version} (step {opened.step}) could not be sealed, and for {evidence.expire_after_s:g} s "
+        f"there was no sign of life: {what}"
     )
     return _abort(opened, "expired", detail, write_id, tuple(missing[:_NAMED_RANKS]))
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from coordinator import decisions
 from coordinator.ambient import Ambient, Settings
@@ -30,6 +30,7 @@ from coordinator.decisions import (
 from coordinator.errors import BadRequest, ReceiptMissing, TooBusy, UnknownRun
 from coordinator.fleet import Fleet
 from coordinator.layouts import Collecting, check_layout
+from coordinator.tray import Tray
 from coordinator.waking import Broadcast, Shared
 from coordinator.wire import OpenRequest, ReceiptReport
 from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed, StoreUnavailable
@@ -38,45 +39,26 @@ from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.receipt import Receipt
 from weight_store.store import Store
-from weight_store.version import Abort, Open
+from weight_store.version import Abort
 
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 20
 """Reading and writing anew this often without an end means that others write all the time, or no write is answered."""
 _PARALLEL = 32
+_MOST_SIGNS = 1000
 _ACTIVE_S = 30.0
 """A run that somebody asked about this recently is looked at every ``poll_s``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """What this coordinator saw of one version, for people and for expiry (monotonic seconds, and durations)."""
+    """What this coordinator saw of one version, for people (monotonic seconds, and durations)."""
 
     opened_s: float | None = None
     sealed_s: float | None = None
     encode_s: float = 0.0
     upload_s: float = 0.0
-
-
-@dataclass(slots=True)
-class _Tray:
-    """Receipts of the undecided version."""
-
-    opened: Open
-    receipts: dict[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
-    next_probe: int = 0
-
-    def missing(self) -> list[int]:
-        """Ranks whose receipt has not been read, in order."""
-        return [rank for rank in range(self.opened.world_size) if rank not in self.receipts]
-
-    def to_probe(self, most: int) -> list[int]:
-        """The next few missing ranks; successive calls go round all of them."""
-        missing = self.missing()
-        start = self.next_probe % len(missing) if missing else 0
-        self.next_probe = start + most
-        return (missing[start:] + missing[:start])[:most]
 
 
 class Run:
@@ -94,7 +76,7 @@ class Run:
         self._lock = asyncio.Lock()
         self._shared = Shared(self._read)
         self._times: Recent[int, Times] = Recent(1024)
-        self._tray: _Tray | None = None
+        self._tray: Tray | None = None
         self._collecting: Recent[tuple[int, int], Collecting] = Recent(4)
         self._approved: Recent[tuple[str, str, int], bool] = Recent(16)
         self._watchers = 0
@@ -135,7 +117,7 @@ class Run:
         if opened is not None:
             self._note(opened.version, opened_s=now_s)
             if self._tray is None or self._tray.opened.version != opened.version:
-                self._tray = _Tray(opened)
+                self._tray = Tray(opened, alive_s=now_s, shared_s=now_s)
         else:
             self._tray = None
         if sealed:
@@ -237,19 +219,13 @@ class Run:
 
     async def receive(self, version: int, rank: int, report: ReceiptReport) -> None:
         """Take note that a receipt is in the bucket; decide the version if it was the last one."""
-        view = self.view
-        if view is None or view.undecided is None or view.slot.version != version:
-            view = await self.fresh()
-        decisions.check_term(view.head, report.term)
+        tray = await self._find_tray(version, rank, report.term)
         times = self.times(version)
         encode_s, upload_s = max(times.encode_s, report.encode_s), max(times.upload_s, report.upload_s)
         self._times.put(version, replace(times, encode_s=encode_s, upload_s=upload_s))
-        tray = self._tray
-        if tray is None or tray.opened.version != version:
+        if tray is None:
             return
-        if rank >= tray.opened.world_size:
-            raise BadRequest(f"rank {rank} is outside the world of {tray.opened.world_size} of version {version}")
-        await self._probe(tray, [rank])
+        await self._probe(tray, [rank], report.sha256)
         if rank not in tray.receipts:
             raise ReceiptMissing(
                 f"the receipt of rank {rank} at version {version} is not in the bucket: write it, then report it"
@@ -257,13 +233,45 @@ class Run:
         if not tray.missing():
             await self.settle(probe=False)
 
-    async def _probe(self, tray: _Tray, ranks: list[int]) -> None:
-        """Read the receipts of ``ranks`` that the bucket holds by now."""
+    async def note_progress(self, version: int, rank: int, term: int) -> None:
+        """Take note that a rank still works on ``version``; now and then tell other coordinators by the bucket."""
+        tray = await self._find_tray(version, rank, term)
+        if tray is None or rank in tray.receipts:
+            return
+        if tray.note_sign(self._ambient.clock(), self._settings.expire_after_s):
+            await self._look_for_signs(tray)  # the next number: one that exists would tell nobody anything
+            number = tray.shared_n
+            await self.bucket.write_sign(version, number)
+            tray.shared_n = max(tray.shared_n, number + 1)
+
+    async def _find_tray(self, version: int, rank: int, term: int) -> Tray | None:
+        """The tray of ``version`` if it is undecided. ``Fenced``, ``UnknownTerm`` or ``BadRequest``."""
+        view = self.view
+        if view is None or view.undecided is None or view.slot.version != version:
+            view = await self.fresh()
+        decisions.check_term(view.head, term)
+        tray = self._tray
+        if tray is None or tray.opened.version != version:
+            return None
+        if rank >= tray.opened.world_size:
+            raise BadRequest(f"rank {rank} is outside the world of {tray.opened.world_size} of version {version}")
+        return tray
+
+    async def _look_for_signs(self, tray: Tray) -> None:
+        """See whether other coordinators were told of progress."""
+        for _ in range(_MOST_SIGNS):
+            if not await self.bucket.has_sign(tray.opened.version, tray.shared_n):
+                return
+            tray.shared_n += 1
+            tray.alive_s = self._ambient.clock()
+
+    async def _probe(self, tray: Tray, ranks: list[int], reported: str = "") -> None:
+        """Read the receipts of ``ranks`` that the bucket holds by now; ``reported``: SHA-256 of what they wrote."""
         limit = asyncio.Semaphore(_PARALLEL)
 
         async def one(rank: int) -> tuple[Receipt, bytes] | Unreadable | None:
             async with limit:
-                return await self.bucket.receipt(tray.opened.version, rank)
+                return await self.bucket.receipt(tray.opened.version, rank, reported)
 
         wanted = [rank for rank in ranks if rank not in tray.receipts]
         found = await asyncio.gather(*(one(rank) for rank in wanted))
@@ -271,6 +279,7 @@ class Run:
             if receipt is not None:
                 tray.receipts[rank] = receipt
         if any(receipt is not None for receipt in found):
+            tray.alive_s = self._ambient.clock()
             self.stirred.notify()
 
     async def settle(self, *, probe: bool = True) -> View:
@@ -293,13 +302,14 @@ class Run:
         opened, tray = view.undecided, self._tray
         if opened is None or tray is None or tray.opened != opened:
             return Evidence()
-        opened_s = self.times(opened.version).opened_s
-        age_s = 0.0 if opened_s is None else self._ambient.clock() - opened_s
         expire_after_s = self._settings.expire_after_s
         if probe and opened.term == view.head.term:
             # Before a version expires every rank gets a last look.
-            most = opened.world_size if age_s >= expire_after_s else self._settings.max_probes
-            await self._probe(tray, tray.to_probe(most))
+            last = self._ambient.clock() - tray.alive_s >= expire_after_s
+            await self._probe(tray, tray.to_probe(opened.world_size if last else self._settings.max_probes))
+            if last and tray.missing():
+                await self._look_for_signs(tray)
+        quiet_s = self._ambient.clock() - tray.alive_s
         layout: Layout | None = None
         trouble = ""
         if not tray.missing():
@@ -307,7 +317,7 @@ class Run:
                 layout = await self.bucket.layout(opened.layout)
             except (FormatError, ObjectNotFound) as error:  # for good, as far as we can tell: until it expires
                 trouble = f"the layout cannot be read: {error}"
-        return Evidence(dict(tray.receipts), layout, trouble, age_s, expire_after_s)
+        return Evidence(dict(tray.receipts), layout, trouble, quiet_s, expire_after_s)
 
     async def _read_existing(self) -> tuple[View, str]:
         found = await self._read()

@@ -37,6 +37,7 @@ from coordinator.wire import (
     LayoutAnswer,
     OfferReport,
     OpenRequest,
+    ProgressReport,
     ReceiptReport,
     RegionAnswer,
     RunAnswer,
@@ -144,6 +145,12 @@ class Coordinator:
         """Take note of a durable receipt; the answer tells whether the version is decided."""
         run, history = self._run(name)
         await run.receive(version, rank, report)
+        return await self._answer(run, history, version)
+
+    async def report_progress(self, name: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
+        """Take note that a rank still works on a version, so that it does not expire yet."""
+        run, history = self._run(name)
+        await run.note_progress(version, rank, report.term)
         return await self._answer(run, history, version)
 
     # Versions

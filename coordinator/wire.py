@@ -18,9 +18,12 @@ ReplicaState = Literal["starting", "fetching", "staged", "serving", "failed"]
 
 
 class Body(BaseModel):
-    """Requests refuse unknown fields, so that a misspelt one is an error and not a default."""
+    """Requests refuse unknown fields, so that a misspelt one is an error and not a default.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    They also refuse Infinity and NaN, which are no JSON: an answer that repeats one could be read by nobody.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Answer(BaseModel):
@@ -83,6 +86,12 @@ class ReceiptReport(Body):
     sha256: Sha256
     encode_s: Annotated[float, Field(ge=0)] = 0
     upload_s: Annotated[float, Field(ge=0)] = 0
+
+
+class ProgressReport(Body):
+    """``PUT .../versions/{v}/progress/{rank}``: bytes move, the receipt is yet to come."""
+
+    term: Term
 
 
 class RegionVersion(Answer):

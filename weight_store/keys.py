@@ -18,6 +18,7 @@ _KEY = re.compile(
     r"|assets/(?P<asset>[0-9a-f]{64})"
     r"|terms/(?P<term>\d{8})/(?P<offer>\d{5})\.offer"
     r"|v/(?P<version>\d{12})/(?:(?P<register>open|manifest)\.json"
+    r"|signs/(?P<sign>\d{8})"
     r"|(?P<full>full/)?(?P<rank>\d{5})(?:-(?P<nonce>[0-9a-f]{16})\.shard|\.json)))",
     re.ASCII,  # \d alone also matches the digits of other scripts
 )
@@ -109,6 +110,11 @@ def manifest_key(run: str, version: int) -> str:
     return f"{check_run(run)}/v/{_version(version)}/manifest.json"
 
 
+def sign_key(run: str, version: int, number: int) -> str:
+    """Key of the ``number``-th sign of life of a version that takes long."""
+    return f"{check_run(run)}/v/{_version(version)}/signs/{_digits(number, 8, 'sign')}"
+
+
 def shard_key(run: str, version: int, rank: int, nonce: str, *, extra_full: bool = False) -> str:
     """Key of one rank's shard; the nonce keeps attempts apart. ``extra_full`` for the later full of a position."""
     name = f"{_rank(rank)}-{_hex(nonce, _NONCE, 'a nonce of 16 hex digits')}.shard"
@@ -122,7 +128,7 @@ def receipt_key(run: str, version: int, rank: int, *, extra_full: bool = False) 
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
-    """What a key says. ``kind``: run (a marker), head, control, layout, asset, offer, open, manifest, shard or
+    """What a key says. ``kind``: run (a marker), head, control, layout, asset, offer, open, manifest, sign, shard or
     receipt."""
 
     kind: str
@@ -133,6 +139,7 @@ class ParsedKey:
     rank: int | None = None
     nonce: str = ""
     extra_full: bool = False
+    sign: int | None = None
 
 
 def parse_key(key: str) -> ParsedKey:
@@ -154,6 +161,8 @@ def parse_key(key: str) -> ParsedKey:
     version = int(found["version"])
     if found["register"]:
         return ParsedKey(found["register"], run, version=version)
+    if found["sign"]:
+        return ParsedKey("sign", run, version=version, sign=int(found["sign"]))
     kind = "shard" if found["nonce"] else "receipt"
     extra_full = found["full"] is not None
     return ParsedKey(

@@ -25,6 +25,7 @@ from coordinator.wire import (
     LayoutAnswer,
     OfferReport,
     OpenRequest,
+    ProgressReport,
     ReceiptReport,
     TermAnswer,
     TermRequest,
@@ -96,7 +97,8 @@ async def open_version(run: RunName, request: OpenRequest, service: Service) -> 
     """Assign a version to the publication (term, step, ordinal) and fix its parent: the head.
 
     Every rank asks and all get the same version. One version of a run is undecided at a time; `version-undecided`
-    means that an earlier publication must be decided first. A publication that was aborted gets a new number.
+    means that an earlier publication must be decided first. A publication is opened once: asked again after it was
+    aborted, the answer says so, and the step is published anew as the next publication.
     """
     return await service.open_version(run, request)
 
@@ -115,3 +117,19 @@ async def report_receipt(
     that the version expired or was refused before; its `reason` says why.
     """
     return await service.report_receipt(run, version, rank, report)
+
+
+@router.put(
+    "/versions/{version}/progress/{rank}",
+    summary="Report that an upload moves",
+    responses=responses(Fenced, UnknownRun, UnknownTerm, UnknownVersion, BadRequest, BucketUnavailable),
+)
+async def report_progress(
+    run: RunName, version: VersionNumber, rank: RankNumber, report: ProgressReport, service: Service
+) -> VersionAnswer:
+    """Take note that a rank still works on its shard: bytes moved since it last said so.
+
+    An undecided version expires when there was no sign of life for a while: its opening, a receipt, or this, which a
+    slow upload repeats every few seconds. A rank that has nothing new to report must not call it.
+    """
+    return await service.report_progress(run, version, rank, report)

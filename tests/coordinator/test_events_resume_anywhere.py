@@ -46,6 +46,7 @@ async def history(job: Any, place: Any, node: Any) -> None:
     await job.open(step=2)
     place.clock.advance(121)
     await node.tick()
+    job.published += 1
     await job.publish(step=2)
     await job.open(step=3)
 
@@ -128,7 +129,9 @@ async def test_who_missed_too_much_is_told_of_the_gap(job: Any, node: Any, monke
     assert (await listening.next()).id == "5.2"
 
 
-@pytest.mark.parametrize("text", ["", "1", "1.3", "1.2 ", "-1.1", "1.1\n", "9999999999999.1", "a.1", "01.2", "\u0663.1"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "1.3", "1.2 ", "-1.1", "1.1\n", "9999999999999.1", "a.1", "01.2", "\u0663.1"]
+)
 def test_ids_that_we_never_gave_out(text: str) -> None:
     assert EventId.parse(text) is None
     assert EventId.parse("12.1") == EventId(12, 1)

@@ -84,8 +84,8 @@ async def test_views_that_are_torn_are_read_again(job: Any, place: Any, node: An
 async def test_what_waits_is_left_alone_until_it_expires(job: Any, place: Any) -> None:
     await job.open(step=1)
     view = await seen(place)
-    assert decisions.settle(view, Evidence(age_s=119.9, expire_after_s=120), "0" * 16) == Done()
-    step = decisions.settle(view, Evidence(age_s=120, expire_after_s=120), "0" * 16)
+    assert decisions.settle(view, Evidence(quiet_s=119.9, expire_after_s=120), "0" * 16) == Done()
+    step = decisions.settle(view, Evidence(quiet_s=120, expire_after_s=120), "0" * 16)
     assert isinstance(step, CreateRegister)
     assert isinstance(step.record, Abort)
     assert (step.record.reason, step.record.missing) == ("expired", (0, 1))

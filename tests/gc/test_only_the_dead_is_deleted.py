@@ -11,7 +11,16 @@ from tests.gc.conftest import HOUR, RUN, Bucket, Clock
 from weight_store.errors import FormatError
 from weight_store.gc import Report, Wish
 from weight_store.gc.evidence import Line
-from weight_store.keys import asset_key, head_key, layout_key, manifest_key, open_key, parse_key, receipt_key
+from weight_store.keys import (
+    asset_key,
+    head_key,
+    layout_key,
+    manifest_key,
+    open_key,
+    parse_key,
+    receipt_key,
+    sign_key,
+)
 from weight_store.memory import MemoryStore
 from weight_store.position import Position
 from weight_store.reading import read_head
@@ -79,6 +88,18 @@ async def test_a_manifest_that_the_head_has_not_come_to_yet_is_kept_and_a_strand
     dead = {verdict.key for verdict in report.doomed if "stranded" in verdict.why}
     assert {parse_key(key).kind for key in dead} == {"shard", "receipt"}
     assert {manifest_key(RUN, 3), open_key(RUN, 3)} <= await bucket.keys()
+
+
+async def test_signs_of_life_go_once_their_version_is_decided(bucket: Bucket) -> None:
+    await bucket.publish(2)
+    await bucket.open(3)
+    for version in (2, 3):
+        await bucket.store.create(sign_key(RUN, version, 0), b"")
+    report = await collected(bucket)
+    assert why(report, sign_key(RUN, 2, 0)) == (True, "version 2 is sealed and needs no more signs of life")
+    assert why(report, sign_key(RUN, 3, 0)) == (False, "version 3 is undecided: its ranks may still be publishing it")
+    await bucket.take_over()
+    assert why(await collected(bucket), sign_key(RUN, 3, 0))[0]
 
 
 async def test_shards_above_the_head_without_an_opening_are_kept(bucket: Bucket) -> None:

@@ -31,8 +31,20 @@ def _check_change(model: Model, before: Bucket, after: Bucket) -> None:
             raise Violation("a version was both aborted and decided by a manifest")
         if new.register != old.register:
             _check_manifest(model, new)
+        if new.opened != old.opened:
+            _check_opening(model, new.opened, after)
     if after.head != before.head and before.head:
         _check_head(model, model.head(before.head), model.head(after.head), after)
+
+
+def _check_opening(model: Model, number: int, bucket: Bucket) -> None:
+    opened = model.numbers[number]
+    for state in bucket.versions:
+        other = model.numbers[state.opened] if state.opened else None
+        if not isinstance(other, Open) or not isinstance(opened, Open) or other.term != opened.term:
+            continue
+        if other.version != opened.version and (other.version < opened.version) != (other.ordinal < opened.ordinal):
+            raise Violation("a publication was opened twice or out of order")
 
 
 def _check_manifest(model: Model, state: VersionState) -> None:

@@ -63,6 +63,7 @@ class Reading(NamedTuple):
     head: int
     version: int
     opened: int = NONE
+    given_up: int = NONE
 
 
 class Writing(NamedTuple):

@@ -2,7 +2,7 @@
 
 One decision a version; versions only grow; every sealed version is reachable from the head by parent links; a fenced
 term neither seals nor moves the head; a launch that lost the run stays without it; the ranks of a manifest share one
-parent; a publication is sealed at most once.
+parent; a publication is opened, and hence sealed, at most once.
 world.py says what is modelled, and that the decisions are the real code.
 """
 
@@ -95,6 +95,11 @@ def test_without_fencing_an_old_opening_there_is_a_dead_end(monkeypatch: pytest.
     monkeypatch.setattr(decisions, "_fence", lambda *_: Reread())
     model = Model(publications=(1, 1), versions=2)
     assert dead_ends(model, explore(model))
+
+
+def test_without_looking_at_what_was_given_up_a_late_rank_opens_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "_given_up", lambda *_: None)
+    assert "opened twice or out of order" in violation(publications=(2,), versions=2)
 
 
 def test_without_retiring_launches_one_that_lost_the_run_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:

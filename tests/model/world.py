@@ -201,7 +201,10 @@ class Model:
             slot = self._slot(at.version, state.opened, state.aborted_aside or state.register)
             if not self._dead(at.head, slot):
                 return self._decide(bucket, at, slot)
-            at = Reading(at.task, at.head, at.version + 1)
+            opened = self.numbers[state.opened]
+            assert isinstance(opened, Open)
+            own = opened.term == self.head(at.head).term
+            at = Reading(at.task, at.head, at.version + 1, given_up=state.opened if own else at.given_up)
 
     def _not_there(self, bucket: Bucket, at: Reading) -> Doing:
         return self._decide(bucket, at, self._slot(at.version, at.opened, NONE))
@@ -233,7 +236,7 @@ class Model:
     def _decide(self, bucket: Bucket, at: Reading, slot: Slot | None) -> Writing | None:
         state = self._state(bucket, at.version) if slot else None
         receipts = state.receipts if state and at.task.kind == "settle" else ()
-        key = ("decide", at.task, at.head, id(slot), receipts)
+        key = ("decide", at.task, at.head, id(slot), at.given_up, receipts)
         step = self._once(key, lambda: self._ask(bucket, at, slot, receipts))
         return Writing(step, at.head) if step else None
 
@@ -242,7 +245,9 @@ class Model:
         view = None
         if slot is not None:
             head = self.head(at.head)
-            view = View(head, self.current(bucket, head), slot)
+            given_up = self.numbers[at.given_up] if at.given_up else None
+            assert given_up is None or isinstance(given_up, Open)
+            view = View(head, self.current(bucket, head), slot, given_up)
         try:
             step = self._call(at.task, view, receipts)
         except BucketDamaged as error:
@@ -275,7 +280,7 @@ class Model:
         evidence = Evidence(
             receipts={rank: (found, found.to_bytes()) for rank, found in held.items() if isinstance(found, Receipt)},
             layout=LAYOUT if len(held) == RANKS else None,
-            age_s=1.0 if task.expired else 0.0,
+            quiet_s=1.0 if task.expired else 0.0,
             expire_after_s=1.0,
         )
         return self.decide.settle(view, evidence, NONCE)
@@ -290,6 +295,8 @@ class Model:
     def _check_answer(self, task: Task, version: int, slot: Slot, view: View | None) -> None:
         current = view.current if view else None
         known = slot.opened if slot.version == version else current
+        if view and view.given_up and view.given_up.version == version:
+            known = view.given_up
         if known is None or (known.version, known.term, known.ordinal) != (version, task.term, task.ordinal):
             raise Violation(f"{told(task)} was answered with version {version}, which is another publication")
 

@@ -17,6 +17,7 @@ from coordinator.wire import (
     LayoutAnswer,
     OfferReport,
     OpenRequest,
+    ProgressReport,
     ReceiptReport,
     RunAnswer,
     TermAnswer,
@@ -122,6 +123,9 @@ class SimClient:
 
     async def report_receipt(self, run: str, version: int, rank: int, report: ReceiptReport) -> VersionAnswer:
         return await self._ask("receipt", lambda c: c.report_receipt(run, version, rank, report))
+
+    async def report_progress(self, run: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
+        return await self._ask("progress", lambda c: c.report_progress(run, version, rank, report))
 
     async def run(self, run: str) -> RunAnswer:
         return await self._ask("run", lambda c: c.run(run))

@@ -21,6 +21,7 @@ from weight_store.keys import (
     receipt_key,
     run_marker_key,
     shard_key,
+    sign_key,
 )
 
 SLUG = st.from_regex(r"\A[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?\Z").filter(lambda run: ".." not in run)
@@ -44,6 +45,7 @@ def parsed_keys() -> st.SearchStrategy[ParsedKey]:
         kind("offer", term=TERM, rank=RANK),
         kind("open", version=VERSION),
         kind("manifest", version=VERSION),
+        kind("sign", version=VERSION, sign=st.integers(0, 10**8 - 1)),
         kind("shard", version=VERSION, rank=RANK, nonce=NONCE, extra_full=st.booleans()),
         kind("receipt", version=VERSION, rank=RANK, extra_full=st.booleans()),
     )
@@ -58,6 +60,7 @@ def build(key: ParsedKey) -> str:
         "control": lambda: control_key(key.run),
         "layout": lambda: layout_key(key.run, key.sha256),
         "asset": lambda: asset_key(key.run, key.sha256),
+        "sign": lambda: sign_key(key.run, version, key.sign or 0),
         "offer": lambda: offer_key(key.run, term, rank),
         "open": lambda: open_key(key.run, version),
         "manifest": lambda: manifest_key(key.run, version),

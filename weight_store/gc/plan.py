@@ -123,8 +123,10 @@ def _judge(
 def _judge_kept(
     facts: Facts, parsed: ParsedKey, receipts: set[tuple[int | None, int | None, bool]]
 ) -> tuple[bool, str]:
-    """An object of a sealed version from the floor on: only shards that no receipt names are dead."""
+    """An object of a sealed version from the floor on: only signs, and shards that no receipt names, are dead."""
     version, rank = parsed.version or 0, parsed.rank or 0
+    if parsed.kind == "sign":
+        return True, f"version {version} is sealed and needs no more signs of life"
     where = version, rank, parsed.extra_full
     if parsed.kind == "shard":
         named = facts.nonces.get(where)

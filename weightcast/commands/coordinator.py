@@ -21,7 +21,7 @@ from coordinator.server import ServerOptions, run
     default=120.0,
     show_default=True,
     type=click.FloatRange(min=0, min_open=True),
-    help="Seconds after which a version without all receipts is given up.",
+    help="Seconds without a sign of life (a receipt, bytes that move) after which a version is given up.",
 )
 @click.option(
     "--poll",
