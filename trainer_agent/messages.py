@@ -17,7 +17,8 @@ MAX_LINE_BYTES = 1 << 20
 class Message(BaseModel):
     """Both ends are the same release: unknown fields are an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # A time-out may be infinite; the default writes it as null, which the other end cannot read.
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     def to_line(self) -> bytes:
         """One line of JSON with its newline."""
