@@ -1,0 +1,62 @@
+"""``python -m tests.fuzz``: fuzz every parser for a while, or run one input again.
+
+Without ``--seconds`` or ``--runs``, each target gets the runs that the tests give it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from pathlib import Path
+
+from tests.fuzz.running import Budget, atheris_module, fuzz, load, replay
+
+
+def main() -> int:
+    """Returns 1 if anything was found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=0, help="for all targets together")
+    parser.add_argument("--runs", type=int, default=0, help="executions of each target")
+    parser.add_argument("--seed", type=int, default=1, help="of the fuzzer's choices (default 1)")
+    parser.add_argument("--slow", type=int, default=30, help="seconds from which one input is a finding (default 30)")
+    parser.add_argument("--target", action="append", default=[], help="only this target; may be repeated")
+    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="corpus and findings (default build/fuzz)")
+    parser.add_argument("--replay", type=Path, help="run this input of --target and show what happens")
+    parser.add_argument("--list", action="store_true", help="list the targets and what they are about")
+    options = parser.parse_args()
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets would change from run to run
+        os.execve(
+            sys.executable, [sys.executable, "-m", "tests.fuzz", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
+        )
+    warnings.simplefilter("ignore")
+    targets = load(instrumented=not options.replay and not options.list)
+    unknown = [name for name in options.target if name not in targets]
+    if unknown:
+        parser.error(f"no target {unknown[0]!r}; known are {', '.join(targets)}")
+    if options.list:
+        print("\n".join(f"{name:24} {', '.join(target.covers)}" for name, target in targets.items()))
+        return 0
+    if options.replay:
+        if len(options.target) != 1:
+            parser.error("--replay needs one --target")
+        replay(targets[options.target[0]], options.replay.read_bytes())
+        print("nothing happens")
+        return 0
+    if atheris_module() is None:
+        print("atheris is not installed here (it has wheels for Linux and some Pythons): not guided by coverage")
+    chosen = [targets[name] for name in options.target or targets]
+    found = 0
+    for target in chosen:
+        seconds = max(1, options.seconds // len(chosen)) if options.seconds else 0
+        runs = options.runs or (0 if seconds else target.ci_runs)
+        for path in fuzz(target, Budget(runs, seconds, options.seed, options.slow), options.out):
+            found += 1
+            print(f"{target.name}: python -m tests.fuzz --target {target.name} --replay {path}", flush=True)
+    print(f"{len(chosen)} targets, {found} findings in {options.out}")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
