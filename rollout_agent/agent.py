@@ -41,6 +41,12 @@ class Pace:
     first_save_retry_s: float = 5.0
     longest_save_retry_s: float = 600.0
     heartbeat_s: float = _TTL_S / 3
+    watch_s: float = 1.0
+    """Between two looks at whether somebody touched the files."""
+    scrub_s: float = 0.0
+    """In which every group is hashed once, one at a time, evenly spread; longer if it takes more than
+    ``scrub_bytes_per_s``; 0: never."""
+    scrub_bytes_per_s: float = 50e6
 
     def retry_s(self, failures: int, draw: float) -> float:
         """Pause after ``failures`` failures in a row; ``draw`` in [0, 1)."""
@@ -49,6 +55,12 @@ class Pace:
     def save_retry_s(self, failures: int, draw: float) -> float:
         """The same for checkpoints, each of which may write the whole model."""
         return _growing(self.first_save_retry_s, self.longest_save_retry_s, failures) * (0.5 + draw / 2)
+
+    def scrub_pause_s(self, hashed_bytes: int, total_bytes: int) -> float:
+        """Pause after hashing ``hashed_bytes`` of ``total_bytes`` (0: there is nothing to hash yet)."""
+        if not hashed_bytes:
+            return self.longest_retry_s
+        return max(hashed_bytes / self.scrub_bytes_per_s, self.scrub_s * hashed_bytes / max(1, total_bytes))
 
     def wait_s(self, draw: float) -> float:
         """Pause between two looks at the head."""
@@ -98,10 +110,15 @@ class Agent:
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _refused: tuple[Position, str] | None = None
     _noted: str = ""
+    _handing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while an engine is told of a version: it may be loading straight from the files."""
 
     async def follow(self) -> None:
         """Follow for ever; cancel to stop. Raises only ``RunError``: what no waiting can put right."""
-        beside = [asyncio.create_task(self._report_for_ever()), asyncio.create_task(self._save_for_ever())]
+        work = [self._report_for_ever(), self._save_for_ever(), self._watch_for_ever()]
+        if self.pace.scrub_s:
+            work.append(self._scrub_for_ever())
+        beside = [asyncio.create_task(item) for item in work]
         failures = 0
         try:
             while True:
@@ -141,7 +158,8 @@ class Agent:
             apply_s = self.ambient.clock() - start_s
             _LOG.info("version %d (step %s) staged in %.2f s", position.version, self.replica.step, apply_s)
             self._say(state="staged", staged=position, error="", apply_s=apply_s)
-        await self._hand_over(position)
+        async with self._handing:
+            await self._hand_over(position)
         self._stepped.set()
 
     async def _hand_over(self, position: Position) -> None:
@@ -200,6 +218,54 @@ class Agent:
             else:
                 failures = 0
                 self._say(unsaved="")
+
+    # ---- files that change by themselves or by other hands
+
+    async def _watch_for_ever(self) -> None:
+        """Repair what somebody edited before an engine loads it."""
+        failures = 0
+        while True:
+            pause_s = self.pace.retry_s(failures, self.ambient.draw()) if failures else self.pace.watch_s
+            await self.ambient.sleep(max(pause_s, self.pace.watch_s))
+            try:
+                await self._look()
+            except (RolloutError, WeightStoreError) as error:
+                failures += 1
+                _LOG.warning("damage is not repaired yet: %s", error)
+            else:
+                failures = 0
+
+    async def _scrub_for_ever(self) -> None:
+        """Hash group after group, evenly spread: rot leaves no other trace."""
+        number = 0
+        while True:
+            hashed_bytes = 0
+            async with self._handing:
+                try:
+                    hashed_bytes = await self.replica.scrub(number)
+                except RolloutError as error:
+                    _LOG.warning("the scrub met: %s", error)
+            number += 1
+            await self.ambient.sleep(self.pace.scrub_pause_s(hashed_bytes, self.replica.nbytes))
+
+    async def _look(self) -> None:
+        if self._handing.locked():
+            # The engine may be reading the files as they are; only if it waits for a repair it gets one now.
+            if await self.replica.doubted():
+                await self.replica.check()
+            return
+        async with self._handing:
+            if await self.replica.check():
+                await self._tell_again()
+
+    async def _tell_again(self) -> None:
+        """What the engine serves may have been loaded from the damaged files."""
+        position = self.replica.position
+        if position is not None and self.engine is not None:
+            _LOG.warning("version %d was repaired; the engine is asked to load it again", position.version)
+            self.replica.unconfirm()
+            self._refused = None
+            await self._hand_over(position)
 
     # ---- reports
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
-
 from rollout_agent.disk import Disk
 from rollout_agent.filetable import FileTable
+from rollout_agent.installing import write_head
 from rollout_agent.places import Places
 from rollout_agent.weights import Weights, misfits
 
@@ -28,9 +25,7 @@ def prepare(disk: Disk, places: Places, table: FileTable, present: Weights | Non
             if file.name not in todo:
                 continue
             disk.allocate(places.new / file.name, file.size)
-            mapped = disk.map(places.new / file.name, writable=True)
-            mapped.change(partial(np.copyto, mapped.data[: len(file.head)], np.frombuffer(file.head, np.uint8)))
-            mapped.close()
+            write_head(disk, places.new / file.name, file)
     except BaseException:
         clear(disk, places)
         raise

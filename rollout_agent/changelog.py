@@ -133,6 +133,12 @@ def scan(data: NDArray[np.uint8]) -> ScannedLog | None:
         return None
 
 
+def ends_committed(data: NDArray[np.uint8]) -> bool:
+    """Whether there is a commit at the end: with :func:`scan` None, rot (or a power loss before it was durable)."""
+    size = _COMMIT.size + _U64.size
+    return data.size >= size and bytes(data[-size:][: len(_DONE)]) == _DONE
+
+
 def _scan(view: memoryview) -> ScannedLog | None:
     chain = xxhash.xxh3_128()
     (length,) = _U64.unpack_from(view, len(_MAGIC))

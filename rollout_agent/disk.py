@@ -8,25 +8,43 @@ forgets what was not synced, can stand in its place. Errors of the operating sys
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
+import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_agent.errors import DiskError, DiskFailed, DiskFull
+from rollout_agent.errors import DiskFailed
+from rollout_agent.linux import copy_some, filesystem, open_lock, translated
+from weight_store.records import Part
 
 COPY_BYTES = 64 << 20
 """How much of a file is copied between two looks at what else there is to do."""
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 """File systems whose content does not survive a reboot."""
+
+
+_SECOND_NS = 10**9
+
+
+class Stamp(Part):
+    """What the file system tells of a file without its being read. Whoever writes to a file changes its stamp.
+
+    Reading changes none of it. ``ctime_ns`` changes with owner, mode and links too, so a difference asks for a look
+    at the content and says nothing about it. The device is left out: it may be another in a container.
+    """
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+    inode: int
 
 
 class Appender(Protocol):
@@ -86,6 +104,15 @@ class Disk(Protocol):
 
     def size(self, path: Path) -> int | None:
         """Size of a regular file in bytes; None if there is none."""
+
+    def stat(self, path: Path) -> Stamp | None:
+        """Stamp of a regular file; None if there is none."""
+
+    def mark(self, path: Path) -> Stamp | None:
+        """Give a file a time of change that no write leaves by itself; its stamp, or None if there is no such file.
+
+        Clocks of file systems are coarse: without this a write just after a look could leave the stamp as it was.
+        """
 
     def read(self, path: Path, *, max_bytes: int) -> bytes | None:
         """Content of a file; None if there is none. ``DiskFailed`` if it is larger than ``max_bytes``."""
@@ -156,17 +183,17 @@ class LocalDisk:
 
     def boot_id(self) -> str:
         """See :meth:`Disk.boot_id`."""
-        with _translated(Path("/proc/sys/kernel/random/boot_id"), "read"):
+        with translated(Path("/proc/sys/kernel/random/boot_id"), "read"):
             return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
     def is_volatile(self, path: Path) -> bool:
         """See :meth:`Disk.is_volatile`."""
-        with _translated(path, "look at"):
-            return _filesystem(path) in _VOLATILE
+        with translated(path, "look at"):
+            return filesystem(path) in _VOLATILE
 
     def make_dir(self, path: Path) -> None:
         """See :meth:`Disk.make_dir`."""
-        with _translated(path, "make"):
+        with translated(path, "make"):
             missing = [p for p in (path, *path.parents) if not p.is_dir()]
             for directory in reversed(missing):
                 directory.mkdir(exist_ok=True)
@@ -174,7 +201,7 @@ class LocalDisk:
 
     def names(self, path: Path) -> list[str]:
         """See :meth:`Disk.names`."""
-        with _translated(path, "list"):
+        with translated(path, "list"):
             try:
                 return sorted(os.listdir(path))
             except FileNotFoundError:
@@ -182,12 +209,34 @@ class LocalDisk:
 
     def size(self, path: Path) -> int | None:
         """See :meth:`Disk.size`."""
-        with _translated(path, "look at"):
+        with translated(path, "look at"):
             return path.stat().st_size if path.is_file() else None
+
+    def stat(self, path: Path) -> Stamp | None:
+        """See :meth:`Disk.stat`."""
+        with translated(path, "look at"):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        times = {"mtime_ns": found.st_mtime_ns, "ctime_ns": found.st_ctime_ns}
+        return Stamp(size=found.st_size, inode=found.st_ino, **times)
+
+    def mark(self, path: Path) -> Stamp | None:
+        """See :meth:`Disk.mark`."""
+        found = self.stat(path)
+        if found is not None:
+            time_ns = found.mtime_ns - found.mtime_ns % _SECOND_NS + secrets.randbelow(_SECOND_NS)
+            # Whoever may write a file but does not own it cannot choose its times; what is left is the clock's grain.
+            with translated(path, "mark"), contextlib.suppress(PermissionError):
+                os.utime(path, ns=(time_ns, time_ns))
+        return self.stat(path)
 
     def read(self, path: Path, *, max_bytes: int) -> bytes | None:
         """See :meth:`Disk.read`."""
-        with _translated(path, "read"):
+        with translated(path, "read"):
             try:
                 with path.open("rb") as file:
                     data = file.read(max_bytes + 1)
@@ -199,13 +248,13 @@ class LocalDisk:
 
     def append(self, path: Path) -> Appender:
         """See :meth:`Disk.append`."""
-        with _translated(path, "make"):
+        with translated(path, "make"):
             path.unlink(missing_ok=True)
             return _File(path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
     def allocate(self, path: Path, size: int) -> None:
         """See :meth:`Disk.allocate`."""
-        with _translated(path, "make"):
+        with translated(path, "make"):
             path.unlink(missing_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             try:
@@ -216,10 +265,10 @@ class LocalDisk:
 
     def copy(self, source: Path, target: Path, start: int, count: int) -> None:
         """See :meth:`Disk.copy`."""
-        with _translated(target, "copy to"), source.open("rb") as old, target.open("r+b") as new:
+        with translated(target, "copy to"), source.open("rb") as old, target.open("r+b") as new:
             at, end = start, start + count
             while at < end:
-                done = _copy_some(old.fileno(), new.fileno(), at, end - at)
+                done = copy_some(old.fileno(), new.fileno(), at, end - at)
                 if done == 0:
                     raise DiskFailed(f"{source} shrank while it was copied: something else writes there")
                 at += done
@@ -228,27 +277,27 @@ class LocalDisk:
 
     def map(self, path: Path, *, writable: bool) -> Mapped:
         """See :meth:`Disk.map`."""
-        with _translated(path, "map"):
+        with translated(path, "map"):
             return _Map(path, writable)
 
     def rename(self, source: Path, target: Path) -> None:
         """See :meth:`Disk.rename`."""
-        with _translated(source, "rename"):
+        with translated(source, "rename"):
             source.replace(target)
 
     def remove(self, path: Path) -> None:
         """See :meth:`Disk.remove`."""
-        with _translated(path, "remove"):
+        with translated(path, "remove"):
             path.unlink(missing_ok=True)
 
     def remove_dir(self, path: Path) -> None:
         """See :meth:`Disk.remove_dir`."""
-        with _translated(path, "remove"), contextlib.suppress(FileNotFoundError):
+        with translated(path, "remove"), contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
 
     def sync_dir(self, path: Path) -> None:
         """See :meth:`Disk.sync_dir`."""
-        with _translated(path, "sync"):
+        with translated(path, "sync"):
             directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
                 os.fsync(directory)
@@ -257,8 +306,8 @@ class LocalDisk:
 
     def try_lock(self, path: Path, *, shared: bool) -> Lock | None:
         """See :meth:`Disk.try_lock`."""
-        with _translated(path, "lock"):
-            file = _open_lock(path)
+        with translated(path, "lock"):
+            file = open_lock(path)
             try:
                 fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -287,12 +336,12 @@ class _File:
 
     def write(self, data: bytes | memoryview) -> None:
         view = memoryview(data).cast("B")
-        with _translated(self._path, "write"):
+        with translated(self._path, "write"):
             while view:
                 view = view[os.write(self._descriptor, view) :]
 
     def sync(self) -> None:
-        with _translated(self._path, "sync"):
+        with translated(self._path, "sync"):
             os.fdatasync(self._descriptor)
 
     def close(self) -> None:
@@ -326,7 +375,7 @@ class _Map:
         apply()
 
     def in_place(self) -> bool:
-        with _translated(self._path, "look at"):
+        with translated(self._path, "look at"):
             mapped = os.fstat(self._file.fileno())
             try:
                 named = self._path.stat()
@@ -337,7 +386,7 @@ class _Map:
     def sync(self) -> None:
         # Linux counts pages stored to through a map as the file's dirty pages, so msync has nothing to add; and
         # mmap.flush would keep every other thread of this process waiting for the disk.
-        with _translated(self._path, "sync"):
+        with translated(self._path, "sync"):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -346,54 +395,3 @@ class _Map:
         with contextlib.suppress(BufferError):
             self._map.close()
         self._file.close()
-
-
-def _open_lock(path: Path) -> int:
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        # An engine that may only read the directory can still take a lock on what the agent made.
-        if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            raise
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _filesystem(path: Path) -> str:
-    """Type of the file system that ``path`` is or would be on; empty where that cannot be found out."""
-    existing = os.path.realpath(next(p for p in (path, *path.parents) if p.exists()))
-    best, kind = "", ""
-    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            point, found = line.split()[1:3]
-            point = point.replace("\\040", " ")
-            inside = existing == point or existing.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, found
-    return kind
-
-
-@contextmanager
-def _translated(path: Path, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _classify(error, path, doing) from error
-
-
-def _classify(error: OSError, path: Path, doing: str) -> DiskError:
-    what = error.strerror or str(error)
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        return DiskFull(f"cannot {doing} {path}: {what}; free space or raise the limit there; nothing was half applied")
-    return DiskFailed(f"cannot {doing} {path}: {what}; check the disk and the permissions of the directory")
-
-
-def _copy_some(source: int, target: int, at: int, count: int) -> int:
-    """Copy at most ``count`` bytes at ``at`` to the same place in another file; returns how many, 0 at the end."""
-    try:
-        return os.copy_file_range(source, target, count, at, at)
-    except OSError as error:
-        # Between file systems, tmpfs and disk above all, not every kernel can; nothing has been copied then.
-        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
-            raise
-    os.lseek(target, at, os.SEEK_SET)
-    return os.sendfile(target, source, at, count)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import signal
@@ -19,6 +20,8 @@ from typing import Protocol
 import httpx
 
 from rollout_agent.errors import EngineRefused
+
+_LOG = logging.getLogger(__name__)
 
 _TAIL_BYTES = 400
 _SECRETS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
@@ -81,9 +84,11 @@ class CommandEngine:
             raise EngineRefused(f"{argv[0]} did not end within {self._timeout_s:g} s") from None
         finally:
             await _end(process)
+        tail = output.decode("utf-8", "replace").strip()
         if status != 0:
-            tail = output.decode("utf-8", "replace").strip()
             raise EngineRefused(f"{argv[0]} ended with status {status} for version {staged.version}: {tail}")
+        if tail:
+            _LOG.info("%s for version %d said at its end: %s", argv[0], staged.version, tail)
 
 
 class NotifyEngine:

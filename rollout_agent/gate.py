@@ -3,38 +3,74 @@
 An engine loads inside :func:`shared`: it waits until the directory is whole, then holds a shared lock. The agent
 changes weights only under the exclusive lock, with ``whole.json``, the index and ``config.json`` out of the way, so
 that a directory which an agent left in between (killed, power lost) is never taken for whole, lock or no lock.
+
+Files that somebody touched since they were found right are hashed before the engine gets in: by the engine itself,
+under its lock, so that it needs no agent for that. If they are wrong it stays out and asks the agent to look.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from rollout_agent.disk import Disk, LocalDisk, Lock
-from rollout_agent.errors import NotWhole
+from rollout_agent import checking
+from rollout_agent.disk import Disk, LocalDisk, Lock, Stamp
+from rollout_agent.errors import DamagedFiles, NotWhole
 from rollout_agent.places import Places
 from rollout_agent.state import Whole, load
 
+_LOG = logging.getLogger(__name__)
+
 _POLL_S = 0.02
+_MAX_REFUSALS = 3
+"""How often files may be found wrong although the agent has looked at them in between."""
 
 
 @contextmanager
-def shared(model_dir: str | Path, *, timeout_s: float | None = None) -> Iterator[Whole]:
+def shared(model_dir: str | Path, *, timeout_s: float | None = None, verify: bool = False) -> Iterator[Whole]:
     """Hold the directory still: inside the block it is exactly the version that the yielded record names.
 
-    Waits for an agent to bring it there, ``timeout_s`` seconds at most (None: for ever), then ``NotWhole``.
+    Waits for an agent to bring it there, ``timeout_s`` seconds at most (None: for ever), then ``NotWhole``. Files that
+    were touched are hashed first; ``verify``: all are, which also finds what rotted by itself. ``DamagedFiles`` if they
+    are wrong still after the agent has found them right: that is this machine's memory or disk.
     """
     places = Places.of(Path(model_dir))
-    disk = LocalDisk()
+    visitor = Visitor(LocalDisk(), places, verify=verify)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        while (entered := visitor.enter()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise NotWhole(
+                    f"{places.model} holds no whole version after {timeout_s:g} s"
+                    + (f": {visitor.fault}" if visitor.fault else "")
+                    + "; is `weightcast rollout` running for this directory?"
+                )
+            time.sleep(_POLL_S)
+    finally:
+        visitor.stop_asking()
+    lock, whole = entered
+    try:
+        yield whole
+    finally:
+        lock.release()
+
+
+@contextmanager
+def still(model_dir: Path, *, timeout_s: float) -> Iterator[Whole]:
+    """The same for who wants to look at the files, right or wrong."""
+    places = Places.of(model_dir)
+    disk = LocalDisk()
+    deadline = time.monotonic() + timeout_s
     while True:
         lock, whole = enter(disk, places)
         if lock is not None and whole is not None:
             break
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > deadline:
             raise NotWhole(
                 f"{places.model} holds no whole version after {timeout_s:g} s; "
                 "is `weightcast rollout` running for this directory?"
@@ -46,7 +82,7 @@ def shared(model_dir: str | Path, *, timeout_s: float | None = None) -> Iterator
         lock.release()
 
 
-def enter(disk: Disk, places: Places) -> tuple[Lock | None, Whole | None]:
+def enter(disk: Disk, places: Places) -> tuple[Lock, Whole] | tuple[None, None]:
     """Try once to take the shared lock on a whole directory: the lock and what it holds, or nothing."""
     if not disk.names(places.private):
         return None, None
@@ -60,16 +96,86 @@ def enter(disk: Disk, places: Places) -> tuple[Lock | None, Whole | None]:
     if lock is None:
         return None, None
     whole = holds(disk, places)
-    if whole is None or any(disk.size(places.model / name) != size for name, size in whole.files.items()):
-        lock.release()  # a file that was cut or removed by hand; the agent brings it back
+    if whole is None:
+        lock.release()
         return None, None
     return lock, whole
+
+
+class Visitor:
+    """One engine that wants to load; it remembers what it found, so that nothing is hashed twice."""
+
+    def __init__(self, disk: Disk, places: Places, *, verify: bool = False) -> None:
+        self._disk = disk
+        self._places = places
+        self._verify = verify
+        self._refused: tuple[Whole, dict[str, Stamp | None]] | None = None
+        self._refusals = 0
+        self._doubt: Lock | None = None
+        self.fault = ""
+        """Why it did not get in, if the files are wrong."""
+
+    def enter(self) -> tuple[Lock, Whole] | None:
+        """Try once: the lock and what the directory holds, if that is right. Raises ``DamagedFiles``."""
+        lock, whole = enter(self._disk, self._places)
+        if lock is None or whole is None:
+            return None
+        good = False
+        try:
+            good = self._is_right(whole)
+        finally:
+            if not good:
+                lock.release()
+        return (lock, whole) if good else None
+
+    def stop_asking(self) -> None:
+        """No longer ask the agent to look. Calling it twice is allowed."""
+        if self._doubt is not None:
+            self._doubt.release()
+            self._doubt = None
+
+    def _is_right(self, whole: Whole) -> bool:
+        found = checking.stamps_of(self._disk, self._places, whole.stamps)
+        touched = {name for name, stamp in found.items() if stamp != whole.stamps[name]}
+        if not touched and not self._verify:
+            return True
+        if (whole, found) == self._refused:
+            self._ask()
+            return False
+        with ThreadPoolExecutor(thread_name_prefix="weightcast-gate") as pool:
+            faults = checking.faults(self._disk, self._places, whole, pool, None if self._verify else touched)
+        if not faults:
+            return True
+        self._refuse(whole, found, faults)
+        return False
+
+    def _refuse(self, whole: Whole, found: dict[str, Stamp | None], faults: list[str]) -> None:
+        self._refused = whole, found
+        self._refusals += 1
+        more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
+        self.fault = f"version {whole.position.version} is not what it should be: {faults[0]}{more}"
+        if self._refusals >= _MAX_REFUSALS:
+            raise DamagedFiles(
+                f"{self._places.model}: {self.fault}; the agent has looked at it since and this is found again: "
+                "check memory and disk of this machine"
+            )
+        _LOG.warning(
+            "%s: %s; waiting for `weightcast rollout` to repair it: start it if it does not run",
+            self._places.model,
+            self.fault,
+        )
+        self._ask()
+
+    def _ask(self) -> None:
+        # A lock, not a file: it works where an engine may only read, and nothing of it outlives the engine.
+        if self._doubt is None:
+            self._doubt = self._disk.try_lock(self._places.gate_doubt, shared=True)
 
 
 def holds(disk: Disk, places: Places) -> Whole | None:
     """Which version the directory holds, if it is whole and was made so in this boot."""
     whole = load(disk, places.whole, Whole)
-    return whole if whole is not None and whole.boot_id == disk.boot_id() else None
+    return whole if whole is not None and whole.stamps and whole.boot_id == disk.boot_id() else None
 
 
 @contextmanager

@@ -7,8 +7,11 @@ found at start                            done
 ========================================  =====================================================================
 a log without a valid commit              dropped: the old version
 committed logs, weights in any mixture    all logs since the checkpoint replayed in order, then verified
+a log rotten that was replayed before     the version in place verified and kept; a checkpoint is due
+no readable record of the state           what was shown to engines last, verified; a checkpoint is due
 files complete but not in place           put in place
 weights gone with a reboot                copied from the checkpoint, then as above
+some weight files gone or cut             those copied from the checkpoint, else made anew group by group
 a digest still wrong                      named in :attr:`Holding.damage`; hidden from engines until repaired
 ========================================  =====================================================================
 """
@@ -16,127 +19,50 @@ a digest still wrong                      named in :attr:`Holding.damage`; hidde
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Mapping
-from concurrent.futures import Executor, wait
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping
+from concurrent.futures import Executor
 from pathlib import Path
 
-from rollout_agent import gate, installing, presence
+from rollout_agent import checking, gate, installing, presence
 from rollout_agent.changelog import LogHead, LogWriter
-from rollout_agent.disk import Disk, Lock
-from rollout_agent.errors import AgentRunning, DamagedFiles, DiskError, DiskFailed, ForeignFiles, WrongRun
+from rollout_agent.checking import Content
+from rollout_agent.disk import Disk
+from rollout_agent.errors import DamagedFiles, DiskError, DiskFailed
 from rollout_agent.filetable import FileTable
-from rollout_agent.places import HIDDEN, Places
-from rollout_agent.replaying import stores_of
+from rollout_agent.guarding import Guarded
+from rollout_agent.places import Places
 from rollout_agent.saving import Saving
-from rollout_agent.state import Owner, State, Version, kept_names, load, save, table_of
-from rollout_agent.statedir import Held, KeptLog, StateDir, held_after, held_by
-from rollout_agent.weights import Damage, Weights, find_damage, misfits
+from rollout_agent.state import State, Version, Whole, load, save
+from rollout_agent.statedir import KeptLog, held_after, held_by
+from rollout_agent.weights import Weights, misfits
 from weight_store.layout import Layout
-from weight_store.receipt import Asset
 
 _LOG = logging.getLogger(__name__)
 
 
-class Holding:
+class Holding(Guarded):
     """One model directory and its state directory, kept by this process alone, for the run named ``run``."""
 
     def __init__(self, disk: Disk, places: Places, pool: Executor, run: str) -> None:
-        self.disk = disk
-        self.places = places
-        self.pool = pool
-        self.run = run
-        self.run_id: str | None = None
-        self.copies = disk.is_volatile(places.model) and not disk.is_volatile(places.state)
-        """Whether what survives a reboot is a copy of the weights, not the weights themselves."""
-        self.held: Held | None = None
-        self.weights: Weights | None = None
-        self.damage: tuple[Damage, ...] = ()
+        super().__init__(disk, places, pool, run)
         self.suspect = False
         """Set when a sync failed: the files are written anew before anything else is built on them."""
-        self.unsettled = True
-        """Set while a step that cannot be left half-way is under way: :meth:`recover` comes before anything else."""
-        self.logs: list[KeptLog] = []
-        self.files: State | None = None
-        """The record of the files that the logs lead on from."""
-        self.records = StateDir(disk, places)
-        self.cancelled = threading.Event()
-        self._owned = False
-        self._locks: list[Lock] = []
 
     # ---- opening
 
     def open(self) -> None:
-        """Take the directory. Raises ``AgentRunning``, ``WrongRun`` or ``ForeignFiles``, having changed nothing."""
-        known: list[tuple[Path, Owner | State]] = []
-        owner = load(self.disk, self.places.owner, Owner)
-        if owner is not None:
-            known.append((self.places.owner, owner))
-        for path in (self.places.pending, self.places.checkpoint):
-            state = load(self.disk, path, State)
-            if state is not None:
-                known.append((path, state))
-        for path, record in known:
-            if record.run != self.run:
-                raise WrongRun(
-                    f"{path.parent} belongs to run {record.run!r}, not {self.run!r}; give each run its own directory"
-                )
-        ids = {record.run_id for _, record in known}
-        if len(ids) > 1:
-            raise WrongRun(
-                f"{self.places.model} and {self.places.state} belong to different runs named {self.run!r}; "
-                "remove the state directory of the older one"
-            )
-        ours = owner is not None or (len(known) > 0 and self.places.state.is_relative_to(self.places.model))
-        if not ours:
-            self._refuse_foreign()
-        for directory in (self.places.hidden, self.places.new, self.places.state):
-            self.disk.make_dir(directory)
-        for path in (self.places.layout("x"), self.places.asset("x")):
-            self.disk.make_dir(path.parent)
-        for path in self.places.agent_locks:
-            lock = self.disk.try_lock(path, shared=False)
-            if lock is None:
-                raise AgentRunning(
-                    f"another agent keeps {self.places.model} or {self.places.state} (it locks {path}); "
-                    "stop it first or use other directories"
-                )
-            self._locks.append(lock)
-        self.run_id = next(iter(ids), None)
-        if self.run_id is not None:
-            self.claim(self.run_id)
+        """Take the directory; see :meth:`Ownership.take`."""
+        self._owner.take()
 
     def claim(self, run_id: str) -> None:
-        """Make the directory belong to this run for good; ``WrongRun`` if it belongs to another of the same name."""
-        if self.run_id is not None and self.run_id != run_id:
-            raise WrongRun(
-                f"{self.places.model} holds run {self.run!r} with id {self.run_id}, the bucket now has {run_id} "
-                "under that name; use an empty directory for the new one"
-            )
-        if not self._owned:
-            save(self.disk, self.places.owner, Owner(run=self.run, run_id=run_id))
-            self._owned = True
-        self.run_id = run_id
-
-    def _refuse_foreign(self) -> None:
-        names = self.disk.names(self.places.model)
-        found = [name for name in names if name in HIDDEN or name.endswith((".safetensors", ".bin", ".pt"))]
-        if found:
-            raise ForeignFiles(
-                f"{self.places.model} holds {found[0]}, which no agent wrote; choose an empty directory for --model-dir"
-            )
+        """Make the directory belong to this run; see :meth:`Ownership.claim`."""
+        self._owner.claim(run_id)
 
     def close(self) -> None:
         """Release everything. Calling it twice is allowed."""
         self.cancelled.set()
         self._forget()
-        while self._locks:
-            self._locks.pop().release()
-
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Wait for engines to finish loading and keep them out."""
-        return gate.exclusive(self.disk, self.places, self.cancelled)
+        self._owner.release()
 
     # ---- recovery
 
@@ -145,108 +71,144 @@ class Holding:
         self._recover()
         self.unsettled = False
 
-    @property
-    def displaced(self) -> bool:
-        """Whether somebody replaced, removed or cut a weight file: stores would go where no engine looks."""
-        return self.weights is not None and not self.weights.in_place()
+    def check(self, *, everything: bool = False) -> None:
+        """Hash what was touched since it was known to be right (or everything): see :meth:`verify`."""
+        if self.held is None or self.weights is None or self.damage:
+            return
+        if not everything and not self.whole:
+            return  # it is hidden, and verified before it is shown
+        names = None if everything else self.touched
+        if names is not None and not names:
+            return
+        if names:
+            _LOG.warning("%s: somebody touched %s; checking", self.places.model, ", ".join(sorted(names)[:5]))
+            self.faults.touched_files += len(names)
+        if self._displaced:
+            if misfits(self.disk, self.places.model, self.weights.table):
+                self.recover()
+                return
+            self.weights.close()
+            self.weights = Weights(self.disk, self.places.model, self.weights.table)
+        self.verify(names, afresh=everything)
 
     def _recover(self) -> None:
         self._forget()
-        state = self._newest_files()
-        layout = self.records.layout(state.version.layout) if state else None
-        if state is None or layout is None:
+        for path, kind in ((self.places.whole, Whole), (self.places.digests, State)):
+            if load(self.disk, path, kind) is None:
+                self.faults.lost("record", self.disk, path)
+        found = self._newest()
+        if found is None:
             self._stay_hidden()
             return
-        self.files = state
+        state, layout = found
         table = self._table(state, layout)
-        held, logs = self.records.replayable(state, layout)
-        self._restore(state, table)
-        if misfits(self.disk, self.places.model, table):
+        restored = self._restore(state, table)
+        wrong = misfits(self.disk, self.places.model, table)
+        if len(wrong) == len(table.files):
+            self._forget()
             self._stay_hidden()
             return
-        self.held, self.logs = held, logs
+        if wrong:
+            _LOG.error("%s is missing, cut or another file: it is made anew", self.places.model / wrong[0])
+            with self.exclusive():
+                installing.make_blank(self.disk, self.places, table, wrong)
         self.weights = Weights(self.disk, self.places.model, table)
         if not self.whole:
-            self.records.settle([log.path for log in logs])
+            self.records.settle([log.path for log in self.logs])
             with self.exclusive():
                 presence.hide(self.disk, self.places)
-                for log in logs:
+                for log in self.logs:
                     self._scatter(log.path, self.weights)
         self.verify()
+        if restored and self.damage:
+            self._distrust_checkpoint()
 
-    def verify(self) -> None:
-        """Hash every kept group; hide the directory while one differs, show it otherwise."""
-        held, weights = self._both()
-        self.damage = find_damage(weights, held.groups, held.digests, self.pool)
-        for item in self.damage[:20]:
-            _LOG.error("%s is damaged: %s", self.places.model, item)
-        if self.damage or presence.missing_assets(self.disk, self.places, held.version.assets):
-            self._stay_hidden()
-        elif not self.whole or presence.misplaced(self.disk, self.places, held.version, weights.table.index):
-            with self.exclusive():
-                presence.hide(self.disk, self.places)
-                self._show()
-        self.unsettled = False
+    def _newest(self) -> tuple[State, Layout] | None:
+        """The files to go on from, and their layout; what is held after their logs is noted.
 
-    def hide(self) -> None:
-        """Keep engines away until :meth:`verify` has found nothing wrong, while groups are changed in place."""
-        self.unsettled = True
-        with self.exclusive():
-            presence.hide(self.disk, self.places)
+        That is what the state directory leads to. But if engines were shown a later version (a log that was carried
+        out is rotten now), or the state directory says nothing, it is that: digests tell how much of it is there.
+        """
+        state, layout = self._newest_files()
+        if state is not None and layout is not None:
+            self.held, self.logs = self.records.replayable(state, layout)
+        shown = self._shown_later()
+        if shown is not None:
+            self.records.keep_layout(shown.state.version.layout, shown.held.layout)
+            state, layout, self.held, self.logs, self.unsaved = shown.state, shown.held.layout, shown.held, [], True
+        self.files = state
+        return (state, layout) if state is not None and layout is not None and self.held is not None else None
 
-    def _show(self, before: tuple[Asset, ...] = ()) -> None:
-        """Let engines see the version held, under :meth:`exclusive`; see :func:`presence.show`."""
-        held, weights = self._both()
-        index, run_id = weights.table.index, str(self.run_id)
-        presence.show(self.disk, self.places, held.version, index, run=self.run, run_id=run_id, before=before)
+    def _shown_later(self) -> Content | None:
+        held = self.held
+        state = load(self.disk, self.places.digests, State)
+        if state is None or state.run_id != self.run_id:
+            return None
+        if held is not None and state.version.position.version <= held.position.version:
+            return None
+        _LOG.error(
+            "%s leads to %s, but version %s was shown to engines: checking that",
+            self.places.state,
+            f"version {held.position}" if held else "nothing",
+            state.version.position,
+        )
+        return checking.recorded(self.disk, self.places)
+
+    def scrub(self, number: int) -> int:
+        """Hash the ``number``-th group (modulo their count) and hide the directory if it differs; its bytes."""
+        if self.held is None or self.weights is None or not self.whole or not self.held.groups:
+            return 0
+        group = self.held.groups[number % len(self.held.groups)]
+        found = checking.damaged(self.weights, self.held, (group.index,), self.pool)
+        self.faults.scrubbed_bytes += group.nbytes
+        if found:
+            _LOG.error("the scrub found damage in %s", self.places.model)
+            self.verify()
+        return group.nbytes
 
     @property
     def log_bytes(self) -> int:
         """Size of the logs since the checkpoint."""
         return sum(log.nbytes for log in self.logs)
 
-    @property
-    def whole(self) -> bool:
-        """Whether engines can see the version held."""
-        mark = gate.holds(self.disk, self.places)
-        return mark is not None and self.held is not None and mark.position == self.held.position
-
-    def _newest_files(self) -> State | None:
-        """The record of the newest complete files, put in place if they were not."""
-        pending = load(self.disk, self.places.pending, State)
+    def _newest_files(self) -> tuple[State | None, Layout | None]:
+        """The record of the newest complete files, put in place if they were not, and their layout."""
+        pending = self._load(self.places.pending)
         layout = self.records.layout(pending.version.layout) if pending else None
         if pending is not None:
             self.disk.sync_dir(self.places.state)
             if layout is not None and self._finish_install(self._table(pending, layout)):
-                return pending
+                return pending, layout
             # A reboot took them before they were copied.
             self.disk.remove(self.places.pending)
             self.disk.sync_dir(self.places.state)
-        return load(self.disk, self.places.checkpoint, State)
+        state = self._load(self.places.checkpoint)
+        layout = self.records.layout(state.version.layout) if state else None
+        return state, layout
 
-    def _restore(self, state: State, table: FileTable) -> None:
-        """Copy the checkpoint into a model directory that lost its files; the logs are replayed over it."""
+    def _load(self, path: Path) -> State | None:
+        state = load(self.disk, path, State)
+        if state is None:
+            self.faults.lost("record", self.disk, path)
+        return state
+
+    def _restore(self, state: State, table: FileTable) -> bool:
+        """Copy files that are lost from the checkpoint, if it has them; the logs are replayed over them."""
         source = self.places.state / state.checkpoint
-        if not state.checkpoint or not misfits(self.disk, self.places.model, table):
-            return
-        if not misfits(self.disk, source, table):
-            _LOG.info("restoring the weights of version %d from %s", state.version.position.version, source)
-            with self.exclusive():
-                installing.copy_in(self.disk, self.places, source, table)
-
-    def _stay_hidden(self) -> None:
-        if any(
-            self.disk.size(path) is not None
-            for path in (self.places.whole, *(self.places.model / name for name in HIDDEN))
-        ):
-            with self.exclusive():
-                presence.hide(self.disk, self.places)
+        wrong = misfits(self.disk, self.places.model, table)
+        if not state.checkpoint or not wrong or misfits(self.disk, source, table):
+            return False
+        _LOG.info("restoring %d files of version %d from %s", len(wrong), state.version.position.version, source)
+        with self.exclusive():
+            installing.copy_in(self.disk, self.places, source, table, wrong)
+        return True
 
     def _forget(self) -> None:
         if self.weights is not None:
             self.weights.close()
         self.weights = self.held = self.files = None
-        self.damage, self.logs = (), []
+        self.damage, self.logs, self.unsaved = (), [], False
+        self._mark = gate.holds(self.disk, self.places)
 
     # ---- one step by a log
 
@@ -274,22 +236,28 @@ class Holding:
             raise
         path = self.places.log(to.position.version)
         with self.exclusive():
+            touched = self.touched
             presence.hide(self.disk, self.places)
-            if self.displaced:
+            if self._displaced:
                 raise DamagedFiles(f"a weight file of {self.places.model} was replaced or cut by something else")
             self._scatter(path, weights)
             presence.remove_assets(self.disk, self.places, held.version, to)
             self.held = after
-            self._show(held.version.assets)
+            stamps = presence.mark(self.disk, self.places, [file.name for file in weights.table.files])
+            if touched:
+                self._check_unchanged(touched)
+            self._show(stamps, held.version.assets)
         self.logs.append(KeptLog(path, writer.nbytes, to))
         self.unsettled = False
 
-    def _scatter(self, path: Path, weights: Weights) -> None:
-        with stores_of(self.disk, self.records, path, weights) as stores:
-            jobs = [self.pool.submit(store) for store in stores]
-            wait(jobs)
-        for job in jobs:
-            job.result()
+    def _check_unchanged(self, touched: Collection[str]) -> None:
+        """Raise ``DamagedFiles`` if somebody changed weights since they were known to be right."""
+        held, weights = self._both()
+        self.faults.touched_files += len(touched)
+        wanted = checking.groups_in(held.groups, weights.table, touched)
+        found = checking.damaged(weights, held, wanted, self.pool)
+        if found:
+            raise DamagedFiles(f"{self.places.model} was edited while a version was fetched: {found[0]}")
 
     # ---- new files
 
@@ -307,12 +275,13 @@ class Holding:
         if not self._finish_install(table):
             raise DiskFailed(f"the new files in {self.places.new} vanished while they were put in place")
         self.files, self.held = state, held_by(state, layout)
+        self.unsaved = False
         self.weights = Weights(self.disk, self.places.model, table)
         with self.exclusive():
             presence.hide(self.disk, self.places)
             if before is not None:
                 presence.remove_assets(self.disk, self.places, before.version, state.version)
-            self._show()
+            self._show(presence.mark(self.disk, self.places, [file.name for file in table.files]))
         self.suspect = False
         if not self.copies:
             self.disk.rename(self.places.pending, self.places.checkpoint)
@@ -340,7 +309,7 @@ class Holding:
         Between this and :meth:`end_checkpoint` versions may be applied.
         """
         held, weights = self._both()
-        unsaved = self.logs or self.disk.size(self.places.pending) is not None
+        unsaved = self.unsaved or self.logs or self.disk.size(self.places.pending) is not None
         if not unsaved or self.damage or self.suspect or self.unsettled or not self.whole:
             return None
         return Saving(
@@ -360,7 +329,7 @@ class Holding:
             saving.drop()
             return False
         save(self.disk, self.places.checkpoint, saving.state)
-        self.files = saving.state
+        self.files, self.unsaved = saving.state, False
         self.logs = self.logs[len(saving.logs) :]
         self.records.drop_older(saving.state, self.logs)
         return True
@@ -373,16 +342,3 @@ class Holding:
                 self.files = saving.files.model_copy(update={"checkpoint": ""})  # make another copy next time
             else:
                 self.suspect = True
-
-    def _table(self, state: State, layout: Layout) -> FileTable:
-        return table_of(layout, kept_names(state, layout), state.file_bytes)
-
-    def _record(self) -> State:
-        if self.files is None:
-            raise DamagedFiles(f"{self.places.state} has no record of what {self.places.model} holds")
-        return self.files
-
-    def _both(self) -> tuple[Held, Weights]:
-        if self.held is None or self.weights is None:
-            raise DamagedFiles(f"{self.places.model} holds no version")
-        return self.held, self.weights

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from rollout_agent import presence
 from rollout_agent.disk import Disk, copy_file
-from rollout_agent.filetable import FileTable
+from rollout_agent.filetable import FileTable, WeightFile
 from rollout_agent.places import Places, is_weights_name
 
 
@@ -36,14 +39,35 @@ def move_in(disk: Disk, places: Places, table: FileTable) -> None:
         disk.remove(places.model / name)
 
 
-def copy_in(disk: Disk, places: Places, source: Path, table: FileTable) -> None:
-    """Copy the files of a checkpoint into place."""
+def copy_in(disk: Disk, places: Places, source: Path, table: FileTable, names: Collection[str]) -> None:
+    """Copy those files of a checkpoint that are in ``names`` into place."""
     presence.hide(disk, places)
     for file in table.files:
+        if file.name not in names:
+            continue
         disk.allocate(places.new / file.name, file.size)
         for _ in copy_file(disk, source / file.name, places.new / file.name):
             pass  # nothing else can be done before the weights are there
         disk.rename(places.new / file.name, places.model / file.name)
+
+
+def make_blank(disk: Disk, places: Places, table: FileTable, names: Collection[str]) -> None:
+    """Put files of zeros, complete but for their weights, in place of those in ``names``: to be repaired by group."""
+    presence.hide(disk, places)
+    for file in table.files:
+        if file.name in names:
+            disk.allocate(places.new / file.name, file.size)
+            write_head(disk, places.new / file.name, file)
+            disk.rename(places.new / file.name, places.model / file.name)
+
+
+def write_head(disk: Disk, path: Path, file: WeightFile) -> None:
+    """Write the first bytes of a weight file, which say where its tensors lie."""
+    mapped = disk.map(path, writable=True)
+    try:
+        mapped.change(partial(np.copyto, mapped.data[: len(file.head)], np.frombuffer(file.head, np.uint8)))
+    finally:
+        mapped.close()
 
 
 def _stale(disk: Disk, places: Places, names: Iterable[str]) -> list[str]:

@@ -8,10 +8,13 @@
         config.json, tokenizer files           assets of the run
         .weightcast/
             owner.json      run that the directory belongs to
-            whole.json      which version the directory holds, and in which boot; there only while it is whole
+            whole.json      which version the directory holds, in which boot and files; there only while it is whole
+            digests.json    what each group of that version should be, for whoever checks the files
+            layouts/        the layout that says what a group is
             serving.json    which version the engine confirmed last
             gate.lock       flock: shared while an engine loads, exclusive while weights change
             gate.turn       flock: a waiting agent holds it, so that readers cannot starve it
+            gate.doubt      flock: shared while an engine waits that found files wrong, so that the agent looks
             agent.lock      flock: one agent a model directory, whatever state directory it was told
             hidden/         index and config.json while weights change
             new/            files of a version that is not committed yet
@@ -95,6 +98,15 @@ class Places:
         return self.private / "whole.json"
 
     @property
+    def digests(self) -> Path:
+        """What each group of the version held should be."""
+        return self.private / "digests.json"
+
+    def shown_layout(self, sha256: str) -> Path:
+        """The layout by which :attr:`digests` is read."""
+        return self.private / "layouts" / sha256
+
+    @property
     def serving(self) -> Path:
         """What the engine confirmed."""
         return self.private / "serving.json"
@@ -108,6 +120,11 @@ class Places:
     def gate_turn(self) -> Path:
         """Lock that gives a waiting agent its turn."""
         return self.private / "gate.turn"
+
+    @property
+    def gate_doubt(self) -> Path:
+        """Lock by which an engine that found files wrong asks the agent to look."""
+        return self.private / "gate.doubt"
 
     @property
     def hidden(self) -> Path:

@@ -9,11 +9,13 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from rollout_agent.disk import Disk, write_file
+from rollout_agent.disk import Disk, Stamp, write_file
 from rollout_agent.errors import DamagedFiles
-from rollout_agent.places import CONFIG, HIDDEN, INDEX, Places, is_weights_name
-from rollout_agent.state import Version, Whole, seal
+from rollout_agent.places import CONFIG, HIDDEN, INDEX, Places
+from rollout_agent.state import State, Version, Whole, seal
+from weight_store.layout import Layout
 from weight_store.receipt import Asset
+from weight_store.records import pack
 
 _MAX_ASSET_BYTES = 1 << 30
 
@@ -26,19 +28,13 @@ def hide(disk: Disk, places: Places) -> None:
             disk.rename(places.model / name, places.hidden / name)
 
 
-def show(
-    disk: Disk,
-    places: Places,
-    version: Version,
-    index: bytes,
-    *,
-    run: str,
-    run_id: str,
-    before: tuple[Asset, ...] = (),
-) -> None:
-    """Bring it back for ``version``: assets, config, index, then the mark. ``DamagedFiles`` if an asset is missing.
+def place(
+    disk: Disk, places: Places, version: Version, index: bytes, *, before: tuple[Asset, ...] = ()
+) -> dict[str, Stamp]:
+    """Bring back assets, config and index of ``version``; their stamps. ``DamagedFiles`` if an asset is missing.
 
-    Assets that were in place ``before`` and did not change are not looked at again: tokenizers can be large.
+    Assets that were in place ``before`` and did not change are not looked at again: tokenizers can be large. Those have
+    no stamp in the answer.
     """
     assets = [asset for asset in version.assets if asset not in before or asset.name in HIDDEN]
     lost = missing_assets(disk, places, assets)
@@ -47,10 +43,27 @@ def show(
     for asset in sorted(assets, key=lambda a: a.name == CONFIG):
         _place(disk, places, asset.name, _kept(disk, places, asset) or b"")
     _place(disk, places, INDEX, index)
-    files = {name: disk.size(places.model / name) or 0 for name in disk.names(places.model) if is_weights_name(name)}
-    whole = Whole(
-        run=run, run_id=run_id, position=version.position, step=version.step, boot_id=disk.boot_id(), files=files
-    )
+    return mark(disk, places, [*(asset.name for asset in assets), INDEX])
+
+
+def mark(disk: Disk, places: Places, names: Iterable[str]) -> dict[str, Stamp]:
+    """Mark files of the model directory, so that any later write shows; their stamps, none for what is not there."""
+    stamps = {name: disk.mark(places.model / name) for name in names}
+    return {name: stamp for name, stamp in stamps.items() if stamp is not None}
+
+
+def record(disk: Disk, places: Places, whole: Whole, state: State, layout: Layout, *, afresh: bool = False) -> None:
+    """Say what the directory holds: layout, digests, then the mark that lets engines in.
+
+    A layout that is there already is left alone unless ``afresh``.
+    """
+    kept = places.shown_layout(state.version.layout)
+    if afresh or disk.size(kept) is None:
+        disk.make_dir(kept.parent)
+        for name in disk.names(kept.parent):
+            disk.remove(kept.parent / name)
+        _put(disk, kept, pack(layout.to_bytes()))
+    _put(disk, places.digests, seal(state))
     _put(disk, places.whole, seal(whole))
 
 

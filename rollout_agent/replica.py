@@ -8,11 +8,13 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from rollout_agent.disk import Disk, LocalDisk
 from rollout_agent.errors import DamagedFiles, DamagedObject, DiskError, NotWhole, Rewind
+from rollout_agent.faults import Faults
 from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.holding import Holding
 from rollout_agent.places import Places
@@ -23,7 +25,7 @@ from rollout_agent.statedir import Held
 from rollout_agent.updating import Updater
 from rollout_agent.views import open_views
 from rollout_agent.weights import Damage
-from weight_store.errors import DigestMismatch, ObjectNotFound
+from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound
 from weight_store.head import Head
 from weight_store.opening import open_store
 from weight_store.position import GENESIS, Position
@@ -120,6 +122,10 @@ class Replica:
         same = found is not None and (found.run_id, found.boot_id) == (holding.run_id, holding.disk.boot_id())
         return found.position if found is not None and same else None
 
+    def unconfirm(self) -> None:
+        """Note that it is not known what the engine serves: what it loaded may have been damaged."""
+        self._holding.disk.remove(self._holding.places.serving)
+
     def confirm(self, position: Position) -> None:
         """Note that the engine serves ``position``."""
         holding = self._holding
@@ -135,6 +141,16 @@ class Replica:
     def damage(self) -> tuple[Damage, ...]:
         """Groups whose bytes are not what they should be; empty once repaired."""
         return self._holding.damage
+
+    @property
+    def faults(self) -> Faults:
+        """What was found damaged and repaired since the start."""
+        return self._holding.faults
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weight files held; 0 while there are none."""
+        return self._holding.weights.table.nbytes if self._holding.weights is not None else 0
 
     @property
     def fetched_bytes(self) -> int:
@@ -162,8 +178,7 @@ class Replica:
         damaged), ``DiskError``, ``WrongRun``, ``Rewind``.
         """
         async with self._turn():
-            if self._holding.unsettled or await self._local(self._is_displaced):
-                await self._recover()
+            await self._look()
             missed: Position | None = None
             for attempt in range(_REPLANS):
                 head = await self._source.head()
@@ -173,6 +188,9 @@ class Replica:
                 try:
                     await self._claim(head)
                     await self._follow(head, afresh=missed == head.position)
+                except (DamagedObject, FormatError):
+                    self.faults.found("object")
+                    raise
                 except ObjectNotFound:
                     if attempt == _REPLANS - 1:
                         raise
@@ -185,10 +203,32 @@ class Replica:
     async def repair(self) -> None:
         """Hash everything held and refetch what differs. Raises what :meth:`catch_up` raises."""
         async with self._turn():
-            if self._holding.unsettled or await self._local(self._is_displaced):
-                await self._recover()
-            await self._local(self._holding.verify)
+            await self._look(everything=True)
             await self._mend()
+
+    async def check(self) -> bool:
+        """Look whether somebody touched the files, or an engine at the gate found them wrong; repair what differs.
+
+        True if something had to be repaired. A file that is right inside costs one hash of it. Raises what
+        :meth:`catch_up` raises.
+        """
+        async with self._turn():
+            if self._holding.unsettled or self._holding.held is None:
+                return False  # catch_up comes first
+            await self._look(everything=not await self._local(self._is_touched) and await self.doubted())
+            return await self._mend()
+
+    async def scrub(self, number: int) -> int:
+        """Hash the ``number``-th group held (modulo their count); its size in bytes, 0 while nothing is held.
+
+        If it differs the directory is hidden from engines; the next :meth:`check` or :meth:`catch_up` repairs it.
+        """
+        async with self._turn():
+            return 0 if self._holding.unsettled else await self._local(self._holding.scrub, number)
+
+    async def doubted(self) -> bool:
+        """Whether an engine waits at the gate because it found the files wrong."""
+        return await self._local(self._is_doubted)
 
     async def checkpoint(self, *, force: bool = False) -> None:
         """Make the version held survive a reboot without its logs, if that is due (or ``force``).
@@ -220,8 +260,9 @@ class Replica:
         if holding.held is None or holding.weights is None:
             return False
         share = holding.log_bytes / max(1, holding.weights.table.nbytes)
+        lost = holding.unsaved
         uncopied = holding.copies and holding.files is not None and not holding.files.checkpoint
-        return force or uncopied or len(holding.logs) >= CHECKPOINT_LOGS or share >= CHECKPOINT_SHARE
+        return force or lost or uncopied or len(holding.logs) >= CHECKPOINT_LOGS or share >= CHECKPOINT_SHARE
 
     async def close(self) -> None:
         """Stop and let go of the directory. Calling it twice is allowed."""
@@ -250,8 +291,17 @@ class Replica:
     async def _local(self, call: Callable[..., _T], *args: object) -> _T:
         return await in_thread(call, *args, on_cancel=self._holding.cancelled.set)
 
-    def _is_displaced(self) -> bool:
-        return self._holding.displaced
+    def _is_touched(self) -> bool:
+        return bool(self._holding.touched)
+
+    def _is_doubted(self) -> bool:
+        return self._holding.doubted
+
+    async def _look(self, *, everything: bool = False) -> None:
+        """Know what is held: recover if a step was left half-way, hash what somebody touched (or ``everything``)."""
+        if self._holding.unsettled:
+            await self._recover()
+        await self._local(partial(self._holding.check, everything=everything))
 
     async def _recover(self) -> None:
         await self._local(self._holding.recover)
@@ -273,7 +323,7 @@ class Replica:
         try:
             await self._mend()
             await self._updater.advance(head.position)
-        except (DamagedObject, DigestMismatch):
+        except (DamagedObject, DigestMismatch, DamagedFiles):
             # Either side may be wrong: an altered shard, or a base that was altered under us.
             await self._recover()
             if not self._holding.damage:
@@ -281,15 +331,21 @@ class Replica:
             await self._mend()
             await self._updater.advance(head.position)
 
-    async def _mend(self) -> None:
+    async def _mend(self) -> bool:
+        """Repair what is hidden because it differs, by the cheapest route; whether there was anything."""
         holding = self._holding
         if holding.held is None or holding.weights is None or holding.suspect or holding.whole:
-            return
+            return False
+        await self._local(holding.mend)
+        if self.position is not None:
+            return True
         damaged = {item.group.index for item in holding.damage}
         _LOG.info("refetching %d groups of version %s", len(damaged), holding.held.position)
         await self._updater.repair(damaged)
         if holding.damage:
             raise DamagedFiles(f"{self.model_dir} is still damaged after a repair: {holding.damage[0]}")
+        holding.faults.repaired("store", len(damaged))
+        return True
 
 
 def _check_not_back(held: Held | None, head: Head) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Self, TypeVar
 
 from pydantic import Field, StringConstraints, model_validator
 
-from rollout_agent.disk import Disk, write_file
+from rollout_agent.disk import Disk, Stamp, write_file
 from rollout_agent.filetable import FILE_BYTES, FileTable, plan_files
 from rollout_agent.selection import wanted_groups
 from weight_store.errors import FormatError
@@ -48,7 +48,11 @@ class Owner(Record):
 
 
 class Whole(Record):
-    """``whole.json``: what the directory holds. Worth nothing in another boot, when unsynced pages may be gone."""
+    """``whole.json``: what the directory holds. Worth nothing in another boot, when unsynced pages may be gone.
+
+    ``stamps``: of each file that an engine loads, taken when its content was last known to be right. A mark without
+    any (of an older release) counts for nothing.
+    """
 
     FORMAT: ClassVar[str] = "weightcast.replica-whole"
 
@@ -57,7 +61,7 @@ class Whole(Record):
     position: Position
     step: Count
     boot_id: str
-    files: dict[str, Count] = Field(default={}, description="name and size (bytes) of each weight file")
+    stamps: dict[str, Stamp] = Field(default={}, description="by name in the model directory")
 
 
 class Serving(Record):
@@ -71,7 +75,7 @@ class Serving(Record):
 
 
 class State(Record):
-    """``state.json`` and ``pending.json``: complete files and what they hold.
+    """``state.json``, ``pending.json`` and ``digests.json``: complete files and what they hold.
 
     ``include``: the patterns given; ``selected``: the tensors kept because of them, empty for all. ``digests``:
     XXH3-128 of each kept group, in layout order. ``checkpoint``: directory of the copy that survives a reboot, empty

@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollout_agent.changelog import ScannedLog, scan
+from rollout_agent.changelog import ScannedLog, ends_committed, scan
 from rollout_agent.disk import Disk, sync_file, write_file
+from rollout_agent.faults import Faults
 from rollout_agent.places import Places, is_checkpoint_name, log_version
 from rollout_agent.state import State, Version, kept_groups
-from weight_store.errors import WeightStoreError
+from weight_store.errors import DigestMismatch, WeightStoreError
 from weight_store.layout import Group, Layout
 from weight_store.position import Position
 from weight_store.receipt import DIGEST_BYTES
@@ -60,39 +61,54 @@ def held_after(state: State, to: Version, layout: Layout, table: Mapping[int, by
     return Held(to, layout, groups, tuple(table[group.index] for group in groups))
 
 
+def read_layout(disk: Disk, path: Path, sha256: str) -> Layout | None:
+    """The layout of this digest at ``path``; None if it is not there or (said in the log) damaged."""
+    data = disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
+    if data is None:
+        return None
+    try:
+        raw = unpack(data, key=str(path))
+        found = sha256_hex(raw)
+        if found != sha256:
+            raise DigestMismatch(f"{path} has SHA-256 {found}, expected {sha256}")
+        return Layout.parse(raw, key=str(path))
+    except WeightStoreError as error:
+        _LOG.warning("%s; going on without it", error)
+        return None
+
+
 class StateDir:
     """Reads and tidies the state directory."""
 
-    def __init__(self, disk: Disk, places: Places) -> None:
+    def __init__(self, disk: Disk, places: Places, faults: Faults | None = None) -> None:
         self._disk = disk
         self._places = places
+        self.faults = faults if faults is not None else Faults()
         self._layouts: dict[str, Layout] = {}
         self._reading = threading.RLock()
 
     def layout(self, sha256: str) -> Layout | None:
         """The layout of this digest; None if it is not kept or damaged. Any thread may call this."""
         with self._reading:
-            return self._layout(sha256)
+            found = self._layout(sha256)
+        if found is None:
+            self.faults.lost("layout", self._disk, self._places.layout(sha256))
+        return found
 
     def _layout(self, sha256: str) -> Layout | None:
         if sha256 not in self._layouts:
             path = self._places.layout(sha256)
-            data = self._disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
-            if data is None:
+            layout = read_layout(self._disk, path, sha256)
+            if layout is None:
                 return None
-            try:
-                raw = unpack(data, key=str(path))
-                if sha256_hex(raw) != sha256:
-                    return None
-                self._remember(sha256, Layout.parse(raw, key=str(path)))
-            except WeightStoreError as error:
-                _LOG.warning("%s; going on without it", error)
-                return None
+            self._remember(sha256, layout)
         return self._layouts[sha256]
 
     def keep_layout(self, sha256: str, layout: Layout) -> None:
         """Keep a layout for replay; durable when this returns."""
-        if self.layout(sha256) is None:
+        with self._reading:
+            kept = self._layout(sha256) is not None
+        if not kept:
             write_file(self._disk, self._places.layout(sha256), pack(layout.to_bytes()))
             with self._reading:
                 self._remember(sha256, layout)
@@ -126,38 +142,10 @@ class StateDir:
 
         Logs that were never committed are removed.
         """
-        return self._replay(state, layout, self._committed(state, tidy=True), None)
-
-    def at(self, state: State, layout: Layout, position: Position) -> Held | None:
-        """What is held at ``position``, if ``state`` or a log that leads on from it is at that; changes nothing."""
-        held, _ = self._replay(state, layout, self._committed(state, tidy=False), position)
-        return held if held.position == position else None
-
-    def _committed(self, state: State, *, tidy: bool) -> dict[Position, tuple[Path, ScannedLog]]:
-        """Committed logs of the run by the position they start from."""
-        found: dict[Position, tuple[Path, ScannedLog]] = {}
-        for name in self._disk.names(self._places.state):
-            if log_version(name) is None:
-                continue
-            path = self._places.state / name
-            log = self.scan(path)
-            if log is not None and log.head.run_id == state.run_id:
-                found[log.head.base] = path, log
-            elif tidy:
-                _LOG.info("dropping %s: it was never committed", path)
-                self._disk.remove(path)
-        return found
-
-    def _replay(
-        self,
-        state: State,
-        layout: Layout,
-        logs: dict[Position, tuple[Path, ScannedLog]],
-        until: Position | None,
-    ) -> tuple[Held, list[KeptLog]]:
+        logs = self._committed(state)
         held = held_by(state, layout)
         kept: list[KeptLog] = []
-        while held.position != until and (found := logs.pop(held.position, None)) is not None:
+        while (found := logs.pop(held.position, None)) is not None:
             path, log = found
             next_layout = self.layout(log.head.to.layout)
             table = {item.group: item.digest for item in log.groups}
@@ -167,6 +155,38 @@ class StateDir:
             kept.append(KeptLog(path, self._disk.size(path) or 0, log.head.to))
             held = after
         return held, kept
+
+    def _committed(self, state: State) -> dict[Position, tuple[Path, ScannedLog]]:
+        """Committed logs of the run by the position they start from; the others are removed."""
+        found: dict[Position, tuple[Path, ScannedLog]] = {}
+        for name in self._disk.names(self._places.state):
+            if log_version(name) is None:
+                continue
+            path = self._places.state / name
+            log = self.scan(path)
+            if log is not None and log.head.run_id == state.run_id:
+                found[log.head.base] = path, log
+            else:
+                self._drop(path, log)
+        return found
+
+    def _drop(self, path: Path, log: ScannedLog | None) -> None:
+        """Remove a log that says nothing; one that was committed and is rotten is named and counted."""
+        if log is None and self._was_committed(path):
+            _LOG.error("%s is damaged: it ends with a commit, but a checksum in it is wrong; going on without it", path)
+            self.faults.found("log")
+        else:
+            _LOG.info("dropping %s: it was never committed", path)
+        self._disk.remove(path)
+
+    def _was_committed(self, path: Path) -> bool:
+        if not self._disk.size(path):
+            return False
+        mapped = self._disk.map(path, writable=False)
+        try:
+            return ends_committed(mapped.data)
+        finally:
+            mapped.close()
 
     def drop_older(self, keep: State, later: Sequence[KeptLog] = ()) -> None:
         """Remove what the checkpoint ``keep`` has made unnecessary; whatever stays after a crash is harmless.

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rollout_agent import gate, presence
+from rollout_agent import checking, gate
+from rollout_agent.checking import Content, Findings
 from rollout_agent.disk import LocalDisk
-from rollout_agent.errors import NotWhole, WrongRun
+from rollout_agent.errors import NotWhole
 from rollout_agent.places import Places
 from rollout_agent.source import LoadedHop, Source
-from rollout_agent.state import State, Whole, kept_names, load, table_of
-from rollout_agent.statedir import Held, StateDir
-from rollout_agent.weights import Damage, Weights, find_damage
+from rollout_agent.state import Whole, kept_names
+from rollout_agent.statedir import Held
 from weight_store.chain import Hop, plan_chain
 from weight_store.keys import shard_key
 from weight_store.position import Position
@@ -34,76 +34,58 @@ _PARALLEL_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Result of hashing a directory: ``damage`` lists groups, ``misplaced`` names index or assets that differ."""
+    """Result of hashing a directory."""
 
     whole: Whole
     groups: int
     nbytes: int
-    damage: tuple[Damage, ...]
-    misplaced: tuple[str, ...]
+    findings: Findings
 
     @property
     def good(self) -> bool:
         """Whether everything is as it should be."""
-        return not self.damage and not self.misplaced
+        return self.findings.good
 
 
 @contextmanager
-def _still(model_dir: Path, state_dir: Path | None) -> Iterator[tuple[Places, Whole, State, Held]]:
+def _still(model_dir: Path) -> Iterator[tuple[Places, Whole, Content]]:
     """Hold a whole directory still and say what it should hold."""
-    places = Places.of(model_dir, state_dir)
-    disk = LocalDisk()
-    with gate.shared(model_dir, timeout_s=_WAIT_S) as whole:
-        records = StateDir(disk, places)
-        for path in (places.pending, places.checkpoint):
-            state = load(disk, path, State)
-            layout = records.layout(state.version.layout) if state else None
-            held = records.at(state, layout, whole.position) if state and layout else None
-            if state is not None and held is not None:
-                yield places, whole, state, held
-                return
-    raise NotWhole(
-        f"{places.state} does not say what version {whole.position} should be; if the agent runs with --state-dir, "
-        "name the same directory here"
-    )
+    places = Places.of(model_dir)
+    with gate.still(model_dir, timeout_s=_WAIT_S) as whole:
+        content = checking.recorded(LocalDisk(), places, whole)
+        if content is None:
+            raise NotWhole(f"{places.digests} does not say what version {whole.position} should be: restart the agent")
+        yield places, whole, content
 
 
-def verify_dir(model_dir: Path, state_dir: Path | None = None) -> Verdict:
-    """Hash every group of a model directory and compare with the digests recorded locally.
+def verify_dir(model_dir: Path) -> Verdict:
+    """Hash every group of a model directory and compare with the digests recorded there.
 
     Holds engines' kind of lock meanwhile, so a running agent waits. Raises ``NotWhole`` or ``DamagedFiles`` (a file
     is missing or cut).
     """
-    with _still(model_dir, state_dir) as (places, whole, state, held):
-        return _compare(places, whole, state, held)
+    with _still(model_dir) as (places, whole, content):
+        return _compare(places, whole, content)
 
 
-async def verify_dir_against(store: Store, model_dir: Path, state_dir: Path | None = None) -> Verdict:
+async def verify_dir_against(store: Store, model_dir: Path) -> Verdict:
     """The same against the receipts in the bucket, which is also where the groups' bounds are then taken from."""
-    with _still(model_dir, state_dir) as (places, whole, state, held):
+    with _still(model_dir) as (places, whole, content):
         source = Source(store, whole.run)
         source.run_id = whole.run_id
         loaded = await source.load(Hop(whole.position, "delta", 0))
         layout = loaded.layout
-        names = kept_names(state, layout)
+        names = kept_names(content.state, layout)
         groups = tuple(g for g in layout.groups if any(p.tensor.name in names for p in g.pieces))
         expected = Held(loaded.version, layout, groups, tuple(loaded.ranges[g.index].digest for g in groups))
-        if held.position != expected.position:
-            raise WrongRun(f"{model_dir} and the bucket disagree on version {held.position}")
-        return await asyncio.to_thread(_compare, places, whole, state, expected)
+        return await asyncio.to_thread(_compare, places, whole, Content(content.state, expected))
 
 
-def _compare(places: Places, whole: Whole, state: State, held: Held) -> Verdict:
-    disk = LocalDisk()
-    table = table_of(held.layout, kept_names(state, held.layout), state.file_bytes)
-    weights = Weights(disk, places.model, table, writable=False)
-    try:
-        with ThreadPoolExecutor() as pool:
-            damage = find_damage(weights, held.groups, held.digests, pool)
-        misplaced = tuple(presence.misplaced(disk, places, held.version, table.index))
-    finally:
-        weights.close()
-    return Verdict(whole, len(held.groups), sum(g.nbytes for g in held.groups), damage, misplaced)
+def _compare(places: Places, whole: Whole, content: Content) -> Verdict:
+    with ThreadPoolExecutor() as pool:
+        findings = checking.compare(LocalDisk(), places, content, pool)
+    groups = content.held.groups
+    return Verdict(whole, len(groups), sum(group.nbytes for group in groups), findings)
 
 
 async def verify_version(store: Store, run: str, position: Position) -> AsyncIterator[tuple[LoadedHop, Sequence[str]]]:

@@ -90,6 +90,15 @@ class Weights:
                 mapped = self._maps[self.table.places[tensor.name].file]
                 mapped.change(partial(np.copyto, self._bytes(tensor.name), other._bytes(tensor.name)))
 
+    def copy_group(self, other: Weights, group: Group) -> None:
+        """Copy the bytes of a group from files of the same table."""
+        for segment in self._of(group):
+            mapped = self._maps[segment.file]
+            target = segments.view(mapped.data, segment, group.itemsize)
+            mapped.change(
+                partial(np.copyto, target, segments.view(other._maps[segment.file].data, segment, group.itemsize))
+            )
+
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         place = self.table.places[name]
         return self._maps[place.file].data[place.offset : place.offset + place.tensor.nbytes]

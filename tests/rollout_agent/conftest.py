@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rollout_agent.disk import LocalDisk
 from tests.rollout_agent.training import Training, read_model
 from weight_store.memory import MemoryStore
 
@@ -19,6 +22,18 @@ def store() -> MemoryStore:
 @pytest.fixture
 def training(store: MemoryStore) -> Training:
     return Training(store)
+
+
+@pytest.fixture
+def memory_dir() -> Iterator[Path]:
+    """A directory on tmpfs, as /dev/shm is everywhere."""
+    path = Path(tempfile.mkdtemp(prefix="weightcast-test-", dir="/dev/shm"))
+    try:
+        if not LocalDisk().is_volatile(path):
+            pytest.skip("/dev/shm is no tmpfs here")
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture

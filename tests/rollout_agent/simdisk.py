@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from rollout_agent.disk import Stamp
 from rollout_agent.errors import DiskFailed, DiskFull
 
 _PIECE = 64
@@ -28,6 +29,8 @@ class Crash(BaseException):
 class Inode:
     data: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
+    written: bool = False
+    """Whether something has been stored through the port since it was marked: what times of change would tell."""
 
 
 @dataclass
@@ -42,7 +45,7 @@ class Volume:
 
     def clone(self) -> Volume:
         """The same content, independent of this."""
-        copies = {id(inode): Inode(bytearray(inode.data), inode.durable) for inode in self._inodes()}
+        copies = {id(inode): Inode(bytearray(inode.data), inode.durable, inode.written) for inode in self._inodes()}
 
         def same(names: Mapping[Path, Inode | None]) -> dict[Path, Any]:
             return {path: inode and copies[id(inode)] for path, inode in names.items()}
@@ -58,7 +61,7 @@ class Volume:
             return tuple(sorted((str(p), i and numbers.setdefault(id(i), len(numbers))) for p, i in names.items()))
 
         tables = (same(self.names), same(self.durable_names), tuple((d, same(n)) for d, n in self.pending))
-        contents = {numbers[id(i)]: (bytes(i.data), i.durable) for i in self._inodes()}
+        contents = {numbers[id(i)]: (bytes(i.data), i.durable, i.written) for i in self._inodes()}
         return (*tables, tuple(sorted(contents.items())), self.boot, tuple(sorted(map(str, self.dirs))))
 
     def _inodes(self) -> list[Inode]:
@@ -163,6 +166,20 @@ class SimDisk:
         inode = self.volume.names.get(path)
         return None if inode is None else len(inode.data)
 
+    def stat(self, path: Path) -> Stamp | None:
+        self.alive()
+        inode = self.volume.names.get(path)
+        time_ns = int(inode.written) if inode is not None else 0
+        # One inode for all: which of them were made in which order must not tell two crashes apart.
+        return inode and Stamp(size=len(inode.data), mtime_ns=time_ns, ctime_ns=time_ns, inode=1)
+
+    def mark(self, path: Path) -> Stamp | None:
+        self.alive()
+        inode = self.volume.names.get(path)
+        if inode is not None:
+            inode.written = False
+        return self.stat(path)
+
     def read(self, path: Path, *, max_bytes: int) -> bytes | None:
         self.alive()
         inode = self.volume.names.get(path)
@@ -181,6 +198,7 @@ class SimDisk:
 
     def copy(self, source: Path, target: Path, start: int, count: int) -> None:
         old, new = self.volume.names[source].data, self.volume.names[target].data
+        self.volume.names[target].written = True
         crashed = self.effect(f"copy to {target.name}")
         if crashed:
             end = start + self.random.randrange(count + 1)
@@ -256,6 +274,7 @@ class SimAppender:
 
     def write(self, data: bytes | memoryview) -> None:
         raw, start = bytes(data), len(self.inode.data)
+        self.inode.written = True
         if self.disk.effect(f"write {self.path.name}"):
             self.inode.data += raw[: self.disk.random.randrange(len(raw) + 1)]
             self.disk.end()
@@ -275,6 +294,7 @@ class SimMap:
 
     def change(self, apply: Callable[[], None]) -> None:
         crashed = self.disk.effect(f"store {self.path.name}")
+        self.inode.written = True
         if crashed:
             before = self.data.copy()
             apply()

@@ -5,8 +5,7 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,18 +22,6 @@ ReadDir = Callable[[Path], dict[str, bytes]]
 class Down(MemoryStore):
     async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
         raise StoreUnavailable("down", key=key)
-
-
-@pytest.fixture
-def memory_dir() -> Iterator[Path]:
-    """A directory on tmpfs, as /dev/shm is everywhere."""
-    path = Path(tempfile.mkdtemp(prefix="weightcast-test-", dir="/dev/shm"))
-    try:
-        if not LocalDisk().is_volatile(path):
-            pytest.skip("/dev/shm is no tmpfs here")
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2])

@@ -25,17 +25,26 @@ _POLL_S = 0.05
     type=click.Path(dir_okay=False, path_type=Path),
     help="Hold the directory only until the command has made this file: when it has loaded the weights.",
 )
+@click.option(
+    "--verify/--no-verify",
+    default=True,
+    show_default=True,
+    help="Hash the weights before, which also finds what rotted by itself; without it only files that were touched.",
+)
 @click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
-def command(model_dir: Path, timeout_s: float | None, ready_file: Path | None, argv: tuple[str, ...]) -> None:
+def command(
+    model_dir: Path, timeout_s: float | None, ready_file: Path | None, verify: bool, argv: tuple[str, ...]
+) -> None:
     """Run a command while the model directory is whole and cannot change.
 
     Waits until an agent has brought the directory to a whole version, holds it there while COMMAND runs (or until it
-    has made --ready-file), and ends with the command's exit status. WEIGHTCAST_VERSION, WEIGHTCAST_STEP and
+    has made --ready-file), and ends with the command's exit status. Files that are not what they should be are not
+    loaded: the command waits until the agent has repaired them. WEIGHTCAST_VERSION, WEIGHTCAST_STEP and
     WEIGHTCAST_RUN tell the command what it loads.
     """
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
-    with shared(model_dir, timeout_s=timeout_s) as whole:
+    with shared(model_dir, timeout_s=timeout_s, verify=verify) as whole:
         environment = os.environ | {
             "WEIGHTCAST_RUN": whole.run,
             "WEIGHTCAST_VERSION": str(whole.position.version),

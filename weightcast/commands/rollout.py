@@ -25,6 +25,9 @@ from weight_store.errors import StoreUnavailable
 from weight_store.keys import check_run
 from weight_store.opening import check_reachable, open_store
 
+_LOG = logging.getLogger(__name__)
+_METRICS_S = 1.0
+
 
 @dataclass(frozen=True)
 class _Options:
@@ -40,6 +43,8 @@ class _Options:
     engine_timeout: float
     agent_id: str | None
     poll_s: float
+    scrub_every: float
+    metrics_file: Path | None
     once: bool
     verbose: bool
 
@@ -61,6 +66,18 @@ class _Options:
 @click.option("--engine-timeout", default=600.0, show_default=True, type=click.FloatRange(min=0, min_open=True))
 @click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
 @click.option("--poll-s", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Pause between looks.")
+@click.option(
+    "--scrub-every",
+    default=86_400.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds in which all weights are hashed once, evenly spread, at 50 MB/s at most; 0: never.",
+)
+@click.option(
+    "--metrics-file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Keep counters of damage and repairs in this file, as Prometheus' node_exporter collects them.",
+)
 @click.option("--once", is_flag=True, help="Catch up, hand over, and end.")
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(**options: Any) -> None:
@@ -108,7 +125,10 @@ async def _run(options: _Options) -> None:
             )
         )
         agent_id = options.agent_id or _default_id(options.model_dir)
-        agent = Agent(replica, options.run, options.region, agent_id, client, engine, Pace(poll_s=options.poll_s))
+        pace = Pace(poll_s=options.poll_s, scrub_s=options.scrub_every)
+        agent = Agent(replica, options.run, options.region, agent_id, client, engine, pace)
+        if options.metrics_file is not None:
+            opened.push_async_callback(_end, asyncio.create_task(_keep_metrics(options.metrics_file, replica)))
         if options.once:
             await agent.step()
             await replica.checkpoint()
@@ -116,12 +136,42 @@ async def _run(options: _Options) -> None:
             await agent.follow()
 
 
+async def _keep_metrics(path: Path, replica: Replica) -> None:
+    """Write the counters whenever one of them has changed."""
+    written = ""
+    try:
+        while True:
+            written = await asyncio.to_thread(_write_metrics, path, replica, written)
+            await asyncio.sleep(_METRICS_S)
+    finally:
+        _write_metrics(path, replica, written)
+
+
+def _write_metrics(path: Path, replica: Replica, written: str) -> str:
+    text = replica.faults.text()
+    if text == written:
+        return written
+    # The collector must never read half a file.
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        _LOG.warning("cannot write %s: %s", path, error.strerror)
+    return text
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def _warn_or_refuse(check: Coroutine[Any, Any, None]) -> None:
     """A wrong bucket or key ends the command; a store that is merely down is waited for."""
     try:
         await check
     except StoreUnavailable as error:
-        logging.getLogger(__name__).warning("%s; going on with what is here", error)
+        _LOG.warning("%s; going on with what is here", error)
 
 
 def _engine(options: _Options) -> Engine | None:

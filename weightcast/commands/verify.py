@@ -19,14 +19,12 @@ from weight_store.store import Store
 
 @click.command()
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="As given to the agent.")
 @click.option("--store", "store_url", envvar="WEIGHTCAST_STORE", help="Compare with this bucket.")
 @click.option("--run", envvar="WEIGHTCAST_RUN", help="Without DIRECTORY: the run whose bucket objects are checked.")
 @click.option("--version", type=click.IntRange(min=1), help="Without DIRECTORY: this version instead of the head.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
     directory: Path | None,
-    state_dir: Path | None,
     store_url: str | None,
     run: str | None,
     version: int | None,
@@ -36,10 +34,11 @@ def command(
 
     With DIRECTORY every group of weights is hashed and compared with what the agent recorded, or with the bucket if
     --store is given. Without it every block of every object from the newest full to the version is. Exit status 1 if
-    anything differs; an agent repairs a directory at its next start.
+    anything differs. A running agent repairs what was edited within seconds, and what rotted when its scrub or an
+    engine at `weightcast gate` meets it; one that is started looks at everything.
     """
     if directory is not None:
-        verdict = asyncio.run(_directory(directory, state_dir, store_url))
+        verdict = asyncio.run(_directory(directory, store_url))
         _say_directory(directory, verdict, as_json)
         sys.exit(0 if verdict.good else 1)
     if store_url is None or run is None:
@@ -48,18 +47,18 @@ def command(
     sys.exit(1 if faults else 0)
 
 
-async def _directory(directory: Path, state_dir: Path | None, store_url: str | None) -> Verdict:
+async def _directory(directory: Path, store_url: str | None) -> Verdict:
     if store_url is None:
-        return await asyncio.to_thread(verify_dir, directory, state_dir)
+        return await asyncio.to_thread(verify_dir, directory)
     store = open_store(store_url)
     try:
-        return await verify_dir_against(store, directory, state_dir)
+        return await verify_dir_against(store, directory)
     finally:
         await store.close()
 
 
 def _say_directory(directory: Path, verdict: Verdict, as_json: bool) -> None:
-    faults = [str(item) for item in verdict.damage] + [f"{name} is absent or edited" for name in verdict.misplaced]
+    faults = verdict.findings.sentences()
     if as_json:
         position = verdict.whole.position
         body = {"run": verdict.whole.run, "version": position.version, "sha256": position.sha256}

@@ -1,0 +1,64 @@
+"""What the local disk asks of Linux: errors in words, kinds of file systems, copies within the kernel."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rollout_agent.errors import DiskError, DiskFailed, DiskFull
+
+
+def open_lock(path: Path) -> int:
+    """Open the file of a lock, made if need be. Read-only will do: ``flock`` does not ask for more."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        # An engine that may only read the directory can still take a lock on what the agent made.
+        if error.errno not in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def filesystem(path: Path) -> str:
+    """Type of the file system that ``path`` is or would be on; empty where that cannot be found out."""
+    existing = os.path.realpath(next(p for p in (path, *path.parents) if p.exists()))
+    best, kind = "", ""
+    with open("/proc/self/mounts", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            point, found = line.split()[1:3]
+            point = point.replace("\\040", " ")
+            inside = existing == point or existing.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, found
+    return kind
+
+
+@contextmanager
+def translated(path: Path, doing: str) -> Iterator[None]:
+    """Errors of the operating system leave the block as ``DiskError``, naming ``path`` and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise _classify(error, path, doing) from error
+
+
+def _classify(error: OSError, path: Path, doing: str) -> DiskError:
+    what = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return DiskFull(f"cannot {doing} {path}: {what}; free space or raise the limit there; nothing was half applied")
+    return DiskFailed(f"cannot {doing} {path}: {what}; check the disk and the permissions of the directory")
+
+
+def copy_some(source: int, target: int, at: int, count: int) -> int:
+    """Copy at most ``count`` bytes at ``at`` to the same place in another file; returns how many, 0 at the end."""
+    try:
+        return os.copy_file_range(source, target, count, at, at)
+    except OSError as error:
+        # Between file systems, tmpfs and disk above all, not every kernel can; nothing has been copied then.
+        if error.errno not in (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    os.lseek(target, at, os.SEEK_SET)
+    return os.sendfile(target, source, at, count)

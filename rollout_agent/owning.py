@@ -1,0 +1,96 @@
+"""Whose a model directory is: one run's for good, one agent's at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rollout_agent.disk import Disk, Lock
+from rollout_agent.errors import AgentRunning, ForeignFiles, WrongRun
+from rollout_agent.places import HIDDEN, Places
+from rollout_agent.state import Owner, State, load, save
+
+
+class Ownership:
+    """The claim of the run named ``run`` to one model directory and its state directory."""
+
+    def __init__(self, disk: Disk, places: Places, run: str) -> None:
+        self.run = run
+        self.run_id: str | None = None
+        self._disk = disk
+        self._places = places
+        self._owned = False
+        self._locks: list[Lock] = []
+
+    def take(self) -> None:
+        """Take the directory. Raises ``AgentRunning``, ``WrongRun`` or ``ForeignFiles``, having changed nothing."""
+        places = self._places
+        known: list[tuple[Path, Owner | State]] = []
+        owner = load(self._disk, places.owner, Owner)
+        if owner is not None:
+            known.append((places.owner, owner))
+        for path in (places.pending, places.checkpoint, places.digests):
+            state = load(self._disk, path, State)
+            if state is not None:
+                known.append((path, state))
+        for path, record in known:
+            if record.run != self.run:
+                raise WrongRun(
+                    f"{path.parent} belongs to run {record.run!r}, not {self.run!r}; give each run its own directory"
+                )
+        ids = {record.run_id for _, record in known}
+        if len(ids) > 1:
+            raise WrongRun(
+                f"{places.model} and {places.state} belong to different runs named {self.run!r}; "
+                "remove the state directory of the older one"
+            )
+        inside = (places.digests, *((places.checkpoint, places.pending) if self._state_is_inside else ()))
+        if owner is None and not any(path in inside for path, _ in known):
+            self._refuse_foreign()
+        for directory in (places.hidden, places.new, places.state):
+            self._disk.make_dir(directory)
+        for path in (places.layout("x"), places.asset("x")):
+            self._disk.make_dir(path.parent)
+        self._lock()
+        self.run_id = next(iter(ids), None)
+        if self.run_id is not None:
+            self.claim(self.run_id)
+
+    @property
+    def _state_is_inside(self) -> bool:
+        return self._places.state.is_relative_to(self._places.model)
+
+    def _lock(self) -> None:
+        for path in self._places.agent_locks:
+            lock = self._disk.try_lock(path, shared=False)
+            if lock is None:
+                raise AgentRunning(
+                    f"another agent keeps {self._places.model} or {self._places.state} (it locks {path}); "
+                    "stop it first or use other directories"
+                )
+            self._locks.append(lock)
+
+    def claim(self, run_id: str) -> None:
+        """Make the directory belong to this run for good; ``WrongRun`` if it belongs to another of the same name."""
+        if self.run_id is not None and self.run_id != run_id:
+            raise WrongRun(
+                f"{self._places.model} holds run {self.run!r} with id {self.run_id}, the bucket now has {run_id} "
+                "under that name; use an empty directory for the new one"
+            )
+        if not self._owned:
+            save(self._disk, self._places.owner, Owner(run=self.run, run_id=run_id))
+            self._owned = True
+        self.run_id = run_id
+
+    def _refuse_foreign(self) -> None:
+        names = self._disk.names(self._places.model)
+        found = [name for name in names if name in HIDDEN or name.endswith((".safetensors", ".bin", ".pt"))]
+        if found:
+            raise ForeignFiles(
+                f"{self._places.model} holds {found[0]}, which no agent wrote; "
+                "choose an empty directory for --model-dir"
+            )
+
+    def release(self) -> None:
+        """Let go of the directory. Calling it twice is allowed."""
+        while self._locks:
+            self._locks.pop().release()
