@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rollout_agent.disk import LocalDisk
@@ -17,13 +19,18 @@ from rollout_agent.places import Places, log_version
 from rollout_agent.source import Source
 from rollout_agent.state import Owner, Serving, State, load
 from weight_store.chain import Hop
-from weight_store.layout import Group
+from weight_store.layout import Group, PlacedPiece
 from weight_store.opening import open_store
 from weight_store.position import GENESIS
 from weight_store.reading import read_head
+from weightcast.commands._tables import WIDE, add_columns, make_console, make_table
 from weightcast.commands.verify import position_of
 
 Row = dict[str, Any]
+
+_LONG = ("tensors", "file")
+"""Columns that come last and are folded."""
+_NARROW_WITHOUT = ("digest",)
 
 
 @click.command()
@@ -57,7 +64,7 @@ def command(
     if as_json:
         click.echo(json.dumps({**facts, "rows": rows}))
     else:
-        _show(facts, rows)
+        _show(make_console(), facts, rows)
 
 
 def _directory(directory: Path, state_dir: Path | None) -> tuple[Row, list[Row]]:
@@ -142,21 +149,44 @@ async def _run(source: Source, version: int, facts: Row) -> list[Row]:
 
 
 def _tensors(group: Group) -> str:
-    first, last = group.pieces[0], group.pieces[-1]
-    name = f"{first.tensor.name}{first.box}"
-    return name if len(group.pieces) == 1 else f"{name} … {last.tensor.name}{last.box} ({len(group.pieces)} pieces)"
+    first, last = _name(group.pieces[0]), _name(group.pieces[-1])
+    if len(group.pieces) == 1:
+        return first
+    parts = last.split(".")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first.split("."), parts, strict=False)))
+    return f"{first} … {'.' if shared else ''}{'.'.join(parts[shared:])} ({len(group.pieces)} pieces)"
 
 
-def _show(facts: Row, rows: list[Row]) -> None:
-    console = Console()
+def _name(piece: PlacedPiece) -> str:
+    whole = piece.box.sizes == piece.tensor.shape
+    return piece.tensor.name if whole else f"{piece.tensor.name}{piece.box}"
+
+
+def _show(console: Console, facts: Row, rows: list[Row]) -> None:
     grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
     for name, value in facts.items():
-        grid.add_row(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        grid.add_row(name, escape(_told(value)))
     console.print(grid)
-    if rows:
-        table = Table()
-        for name, value in rows[0].items():
-            table.add_column(name, justify="right" if isinstance(value, int) else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(str(value) for value in row.values()))
-        console.print(table)
+    if not rows:
+        return
+    left_out = () if console.width >= WIDE else _NARROW_WITHOUT
+    names = sorted((name for name in rows[0] if name not in left_out), key=lambda name: name in _LONG)
+    table = make_table()
+    for name in names:
+        if name in _LONG:
+            table.add_column(name, overflow="fold")
+        else:
+            add_columns(table, name, justify_right=isinstance(rows[0][name], int))
+    for row in rows:
+        table.add_row(*(escape(_told(row[name])) for name in names))
+    console.print(table)
+
+
+def _told(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 
 import click
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from coordinator.client import CoordinatorClient, Credentials
 from coordinator.wire import RegionAnswer, RunAnswer, VersionAnswer
+from weight_store.position import Position
 from weightcast.commands._sizes import in_bytes
+from weightcast.commands._tables import WIDE, add_columns, make_console, make_table
 
 _STYLES = {"sealed": "green", "aborted": "red", "undecided": "yellow"}
 
@@ -53,7 +55,8 @@ def command(
         if as_json:
             click.echo(json.dumps([run.model_dump(mode="json") for run in runs], indent=2))
         else:
-            Console().print(_runs_table(runs))
+            console = make_console()
+            console.print(_runs_table(runs, wide=console.width >= WIDE))
         return
     run, versions = asyncio.run(_run(client, name, limit))
     if as_json:
@@ -63,12 +66,15 @@ def command(
         }
         click.echo(json.dumps(found, indent=2))
         return
-    console = Console()
-    for table in (_runs_table([run]), _versions_table(versions), _agents_table(run.regions)):
+    console = make_console()
+    wide = console.width >= WIDE
+    tables = [_runs_table([run], wide=wide), _versions_table(versions, wide=wide)]
+    if run.regions:
+        tables += [_regions_table(run.regions, versions), _agents_table(run.regions, wide=wide)]
+    for table in tables:
         console.print(table)
-    for version in versions:
-        if version.reason:
-            console.print(f"version {version.version}: {version.reason}", style="red", markup=False)
+    for trouble in _troubles(versions, run.regions):
+        console.print(trouble, style="red", markup=False)
 
 
 async def _runs(connect: Callable[[], CoordinatorClient]) -> list[RunAnswer]:
@@ -83,32 +89,37 @@ async def _run(
         return await client.run(name), await client.versions(name, limit=limit)
 
 
-def _runs_table(runs: Sequence[RunAnswer]) -> Table:
-    table = Table(title="Runs" if len(runs) != 1 else None)
-    for column in ("run", "version", "undecided", "term", "launch", "regions", "agents"):
-        table.add_column(column)
+def _runs_table(runs: Sequence[RunAnswer], *, wide: bool) -> Table:
+    table = make_table("Runs" if len(runs) != 1 else None)
+    table.add_column("run", overflow="fold")
+    add_columns(table, "version", "undecided", "term", justify_right=True)
+    if wide:
+        add_columns(table, "launch")
+    add_columns(table, "regions", "agents", justify_right=True)
     for run in runs:
         table.add_row(
-            run.run,
+            escape(run.run),
             str(run.position.version),
             str(run.undecided or ""),
             str(run.term),
-            run.launch,
+            *([escape(run.launch)] if wide else []),
             str(len(run.regions)),
             str(sum(len(region.agents) for region in run.regions)),
         )
     return table
 
 
-def _versions_table(versions: Sequence[VersionAnswer]) -> Table:
-    table = Table(title="Versions")
-    for column in ("version", "step", "state"):
-        table.add_column(column)
-    for column in ("changed", "payload", "of weights", "encode", "upload", "seal"):
-        table.add_column(column, justify="right")
-    table.add_column("regions: staged, serving of agents")
+def _versions_table(versions: Sequence[VersionAnswer], *, wide: bool) -> Table:
+    table = make_table("Versions")
+    add_columns(table, "version", "step", justify_right=True)
+    add_columns(table, "state")
+    add_columns(table, "changed", "payload", "of weights", justify_right=True)
+    if wide:
+        add_columns(table, "encode", "upload", "seal", justify_right=True)
+        table.add_column("regions: staged, serving of agents", overflow="fold")
     for version in versions:
         sealed = version.state == "sealed"
+        times = (version.encode_s, version.upload_s, version.seal_s)
         table.add_row(
             str(version.version),
             str(version.step),
@@ -116,33 +127,62 @@ def _versions_table(versions: Sequence[VersionAnswer]) -> Table:
             _share(version.changed, version.elements) if sealed else "",
             in_bytes(version.payload_bytes) if sealed else f"{version.receipts} of {version.world_size} ranks",
             _share(version.payload_bytes, version.weight_bytes) if sealed else "",
-            _seconds(version.encode_s),
-            _seconds(version.upload_s),
-            _seconds(version.seal_s),
-            ", ".join(f"{r.region} {r.staged}, {r.serving} of {r.agents}" for r in version.regions),
+            *((*map(_seconds, times), _regions(version)) if wide else ()),
         )
     return table
 
 
-def _agents_table(regions: Sequence[RegionAnswer]) -> Table:
-    table = Table(title="Agents")
-    for column in ("region", "target", "agent", "state", "staged", "serving", "heard from", "error"):
-        table.add_column(column)
+def _regions(version: VersionAnswer) -> str:
+    return ", ".join(f"{r.region} {r.staged}, {r.serving} of {r.agents}" for r in version.regions)
+
+
+def _regions_table(regions: Sequence[RegionAnswer], versions: Sequence[VersionAnswer]) -> Table:
+    """How far each region is with the newest sealed version that is shown."""
+    newest = next((version for version in versions if version.state == "sealed"), None)
+    progress = {r.region: r for r in newest.regions} if newest else {}
+    table = make_table(f"Regions, version {newest.version}" if newest else "Regions")
+    table.add_column("region", overflow="fold")
+    add_columns(table, "target", "agents", "staged", "serving", "behind by", "for", justify_right=True)
+    for region in regions:
+        found = progress.get(region.region)
+        row = (found.staged, found.serving, found.lag_versions, f"{found.lag_s:.0f} s") if found else ("",) * 4
+        table.add_row(region.region, str(region.target or "head"), str(len(region.agents)), *map(str, row))
+    return table
+
+
+def _agents_table(regions: Sequence[RegionAnswer], *, wide: bool) -> Table:
+    table = make_table("Agents")
+    table.add_column("region", overflow="fold", min_width=12)
+    table.add_column("agent", overflow="fold", min_width=24)
+    add_columns(table, "state")
+    add_columns(table, "staged", "serving", "heard from", justify_right=True)
     for region in regions:
         for agent in region.agents:
             report = agent.report
             table.add_row(
                 region.region,
-                str(region.target or "head"),
                 agent.id,
                 report.state,
-                str(report.staged or ""),
-                str(report.serving or ""),
+                _position(report.staged, wide=wide),
+                _position(report.serving, wide=wide),
                 f"{agent.age_s:.0f} s ago",
-                # rich would take brackets in a foreign sentence for markup
-                report.error.replace("[", r"\["),
             )
     return table
+
+
+def _troubles(versions: Sequence[VersionAnswer], regions: Sequence[RegionAnswer]) -> list[str]:
+    """Sentences that no column of a table has room for."""
+    reports = [(region.region, agent) for region in regions for agent in region.agents]
+    return [
+        *(f"version {version.version}: {version.reason}" for version in versions if version.reason),
+        *(f"{region}, {agent.id}: {agent.report.error}" for region, agent in reports if agent.report.error),
+    ]
+
+
+def _position(position: Position | None, *, wide: bool) -> str:
+    if position is None:
+        return ""
+    return str(position if wide else position.version)
 
 
 def _share(part: int, whole: int) -> str:
