@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from coordinator import errors as remote
-from coordinator.wire import OpenRequest, ReceiptReport, VersionAnswer
+from coordinator.wire import OpenRequest, ProgressReport, ReceiptReport, VersionAnswer
 from trainer_agent.decisions import is_superseded, settled
 from trainer_agent.errors import PublicationFailed
 from trainer_agent.messages import Failed, Opened, Sealed
@@ -27,6 +28,7 @@ from trainer_agent.session import (
     advance,
 )
 from trainer_agent.shard import SentShard, envelope_of, find_receipt, send_shard
+from trainer_agent.signs import giving_signs
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused, WeightStoreError
 from weight_store.records import sha256_hex
 
@@ -64,7 +66,7 @@ class Publication:
             await self._finish()
         elif self.progress.failure is not None:
             failure = self.progress.failure
-            _log.warning("publication %d (step %d): %s", self.progress.ordinal, self.progress.step, failure.message)
+            _log.warning("step %d is not published: %s", self.progress.step, failure.message)
             self.worker.emit(Failed(ordinal=self.progress.ordinal, code=failure.code, message=failure.message))
 
     async def _act(self) -> SessionEvent:
@@ -119,8 +121,7 @@ class Publication:
         undecided = await coordinator.version(run, version)
         if undecided.state == "undecided" and is_superseded(undecided, worker.term, progress.ordinal):
             raise PublicationFailed(
-                f"publication {progress.ordinal} (step {progress.step}) came too late: the other ranks already "
-                f"publish step {undecided.step} as version {version}"
+                f"it came too late: the other ranks already publish step {undecided.step} as version {version}"
             )
         await coordinator.version(run, version, wait_s=DECISION_WAIT_S)
         return True
@@ -138,9 +139,17 @@ class Publication:
         if worker.full_slot == slot:
             await worker.drop_full()
         try:
-            base = await rebuild_base(
-                worker.store, worker.config.run, parent, worker.known_layout, worker.config.rank, worker.slots, slot
-            )
+            async with self._signs():
+                base = await rebuild_base(
+                    worker.store,
+                    worker.config.run,
+                    parent,
+                    worker.known_layout,
+                    worker.config.rank,
+                    worker.slots,
+                    slot,
+                    worker.movement,
+                )
         except TRANSIENT as error:
             return await self._interrupted(f"rebuilding version {parent.version}", error)
         except StoreRefused:
@@ -156,7 +165,8 @@ class Publication:
         try:
             if self.resumed and await self._sent_before():
                 return Sent()
-            self.sent = await self._send_shard()
+            async with self._signs():
+                self.sent = await self._send_shard()
         except (*TRANSIENT, PreconditionFailed) as error:
             return await self._interrupted(f"uploading version {self._answer.version}", error)
         if self.failures:
@@ -179,10 +189,19 @@ class Publication:
         return await send_shard(
             worker.store,
             worker.encoder,
-            worker.slots.jobs(progress.slot, base),
+            worker.movement.each(worker.slots.jobs(progress.slot, base)),
             envelope_of(self._answer, worker.config.rank, worker.state.fulls, assets),
             nonce=worker.nonce(),
             clock=worker.clock,
+        )
+
+    def _signs(self) -> AbstractAsyncContextManager[None]:
+        worker, version = self.worker, self._answer.version
+        report = ProgressReport(term=worker.term)
+        return giving_signs(
+            worker.movement,
+            lambda: worker.coordinator.report_progress(worker.config.run, version, worker.config.rank, report),
+            worker.patience.sleep,
         )
 
     async def _sent_before(self) -> bool:

@@ -114,7 +114,7 @@ def _observe(progress: Progress, event: SessionEvent) -> Progress:
 
 
 def _aborted(answer: VersionAnswer) -> Refused:
-    return Refused("version-aborted", f"version {answer.version} (step {answer.step}) was given up: {answer.reason}")
+    return Refused("version-aborted", f"version {answer.version} was given up: {answer.reason}")
 
 
 def _begin(progress: Progress, answer: VersionAnswer) -> Progress:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from trainer_agent.checkpoint import open_checkpoint
-from trainer_agent.errors import Fenced, InvalidPieces, PublicationFailed, Unreachable
+from trainer_agent.errors import InvalidPieces, PiecesChanged, PublicationFailed, Unreachable
 from trainer_agent.publisher import Publisher
 from trainer_agent.watching import Found, already_sealed, next_to_publish, scan
 from weight_store.errors import ObjectNotFound
@@ -68,6 +68,8 @@ def command(
         rank=0,
         world_size=1,
         assets_dir=directory / first.name,
+        # Raised, not logged: what is wrong is said once, here.
+        strict=True,
         full_every=full_every,
     ) as publisher:
         found: Found | None = first
@@ -97,17 +99,17 @@ def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, st
         handle = publisher.publish(open_checkpoint(directory / found.name), found.step, dtype=dtype_of(dtype))
         while not handle.done and not stopping.is_set():
             stopping.wait(0.05)
-    except InvalidPieces as error:
+        if handle.error is not None:
+            raise handle.error
+    except (InvalidPieces, PiecesChanged) as error:
         click.echo(f"{found.name} is left out: {error}", err=True)
         return True
-    if handle.error is None:
-        click.echo(sealed_line(handle) if handle.done else f"{found.name} is not decided yet")
-        return True
-    if isinstance(handle.error, Fenced):
-        raise handle.error
-    click.echo(f"{found.name} is not published: {handle.error}", err=True)
-    # Given up, or not begun: the next round tries again. Anything else would fail the same way for ever.
-    return not isinstance(handle.error, PublicationFailed | Unreachable)
+    except (PublicationFailed, Unreachable) as error:
+        # Given up, or not begun: the next round tries again. Anything else would fail the same way for ever.
+        click.echo(f"{found.name} is not published yet: {error}", err=True)
+        return False
+    click.echo(sealed_line(handle) if handle.done else f"{found.name} is not decided yet")
+    return True
 
 
 async def _head_step(store_url: str, run: str) -> int | None:
