@@ -7,16 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codec import kernels, methods, ulp
+from codec import choice, kernels, methods, ulp
 from codec.change import MAX_ELEMENTS, Change
 from codec.digest import Buffer, as_bytes, digest
 from codec.dtypes import Bits, DType, find
 from codec.errors import InvalidInput, TruncatedFrame
-
-_DENSE_ONE_IN = 8
-"""From one changed element in this many on, the methods for dense updates are tried as well."""
-_SMALL_BYTES = 64 << 10
-"""Up to this size all delta methods are tried: a model of the changes may cost more than the changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +42,18 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
     _check(base, info, "base")
     if base.size != new.size:
         raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
+    default = "ulp_v1" if ulp.applies_to(dtype) else "fields_v1"
+    likely = choice.sampled(base, new, dtype, default) if method == "auto" else [method]
     known = {}
-    if method in ("auto", "ulp_v1") and ulp.applies_to(dtype):
+    if ulp.applies_to(dtype) and "ulp_v1" in ([default] if likely is None else likely):
         coded = ulp.encode_counted(base, new, dtype)  # counts in the pass that codes
         changed, known = coded.changed, {"ulp_v1": coded.body}
     else:
         changed = kernels.count_changed(base, new)
     if changed == 0:
         return EncodedGroup(bytes([methods.SAME]), digest(new), 0)
-    names = [method] if method != "auto" else _candidates(changed, new, "ulp_v1" if known else "fields_v1")
+    names = choice.candidates(changed, new, default) if likely is None else likely
     return EncodedGroup(_smallest(names, base, new, dtype, known), digest(new), changed)
-
-
-def _candidates(changed: int, new: Bits, default: str) -> list[str]:
-    """The methods worth trying for a delta, of which the smallest body will be taken."""
-    if changed * _DENSE_ONE_IN >= new.size:
-        return [default, "xor_planes", "planes"]
-    return [default, "fields_v1"] if new.nbytes <= _SMALL_BYTES else [default]
 
 
 def _smallest(names: list[str], base: Bits | None, new: Bits, dtype: str, known: dict[str, bytes]) -> bytes:
