@@ -64,7 +64,11 @@ def publish(service: object, directory: Path, step: int) -> str:
 def watch(s3_service, tmp_path) -> Iterator[subprocess.Popen[str]]:
     """The watcher on ``tmp_path/run``, with the marker STABLE."""
     command = [*WEIGHTCAST, "trainer", "--watch", str(tmp_path / "run"), "--marker", "STABLE", "--poll", "0.05"]
-    with subprocess.Popen([*command, *arguments(s3_service)], stdout=subprocess.PIPE, text=True) as process:
+    command += arguments(s3_service)
+    with (
+        (tmp_path / "errors.txt").open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
+    ):
         yield process
         process.kill()
 
@@ -96,6 +100,15 @@ def test_a_watcher_goes_on_after_what_is_sealed_in_order_and_ends_when_told(
     found = s3_service.read("r")
     check_same(found.tensors, tensors(11))
     assert found.manifest.full_version == 1
+    other = tmp_path / "run" / "step_12"
+    other.mkdir()
+    save_file({"other": torch.ones(3)}, other / "model.safetensors")
+    (other / "STABLE").touch()
+    (write_checkpoint(tmp_path / "run" / "step_13", 13) / "STABLE").touch()
+    assert "version 6 (step 13) sealed" in watch.stdout.readline()
+    (said,) = (tmp_path / "errors.txt").read_text().splitlines()
+    assert said.startswith("step_12 is left out: ")
+    assert "other was added" in said
     watch.send_signal(signal.SIGTERM)
     assert watch.wait(60) == 0
 
