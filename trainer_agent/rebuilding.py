@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import codec
 from trainer_agent.encoding import Bits
@@ -23,10 +23,18 @@ _log = logging.getLogger(__name__)
 
 
 async def rebuild_base(
-    store: Store, run: str, position: Position, layout: tuple[str, Layout], rank: int, slots: Slots, slot: int
+    store: Store,
+    run: str,
+    position: Position,
+    layout: tuple[str, Layout],
+    rank: int,
+    slots: Slots,
+    slot: int,
+    moved: Callable[[], None] = lambda: None,
 ) -> Base | None:
     """Fill ``slot`` with this rank's weights at ``position``; None if a version on the way had another layout.
 
+    ``moved`` is called with every group that was applied.
     The slot's content is undefined until this returns. Raises what the store raises, and ``FormatError`` or
     ``CodecError`` if the bucket holds something else than was sealed.
     """
@@ -47,19 +55,22 @@ async def rebuild_base(
                 f"{layout[1].world_size}: its manifest was altered"
             )
         receipt = await read_receipt(store, run, hop.position, rank, refs[rank], extra_full=bool(hop.extra_full))
-        await _apply(store, run, receipt, layout[1], slots, slot)
+        await _apply(store, run, receipt, layout[1], slots, slot, moved)
     if receipt is None:
         return None
     return Base(slot=slot, position=position, digests=receipt.digests)
 
 
-async def _apply(store: Store, run: str, receipt: Receipt, layout: Layout, slots: Slots, slot: int) -> None:
+async def _apply(
+    store: Store, run: str, receipt: Receipt, layout: Layout, slots: Slots, slot: int, moved: Callable[[], None]
+) -> None:
     ranges = group_ranges(receipt, layout)
     entries = {item.group.index: entry for entry, item in enumerate(ranges)}
     views: Sequence[Bits] = [slots.view(slot, entry) for entry in range(len(ranges))]
     async for fetched in fetch_groups(store, run, receipt, ranges):
         view = views[entries[fetched.range.group.index]]
         await asyncio.to_thread(_apply_group, receipt, fetched, view)
+        moved()
 
 
 def _apply_group(receipt: Receipt, fetched: Fetched, view: Bits) -> None:

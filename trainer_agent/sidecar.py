@@ -32,6 +32,7 @@ from trainer_agent.messages import (
     parse_request,
 )
 from trainer_agent.patience import EXPECTED, Patience
+from trainer_agent.signs import Movement
 from trainer_agent.worker import Worker
 from weight_store.opening import open_store
 
@@ -117,9 +118,11 @@ def _make_worker(request: Attach, emit: Callable[[Event], None]) -> Worker:
     def tell(reason: str) -> None:
         emit(Waiting(reason=reason[:_MAX_REASON]))
 
-    store = open_store(request.store, tell=tell)
+    movement = Movement()
+    store = open_store(request.store, tell=tell, moved=movement)
     coordinator = CoordinatorClient(request.coordinator)
-    return Worker(request, Arena(Path(request.arena)), store, coordinator, emit, Patience(tell=tell))
+    arena = Arena(Path(request.arena))
+    return Worker(request, arena, store, coordinator, emit, Patience(tell=tell), movement=movement)
 
 
 class Connection:

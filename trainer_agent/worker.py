@@ -27,6 +27,7 @@ from trainer_agent.patience import EXPECTED, Patience
 from trainer_agent.placement import place_groups
 from trainer_agent.publication import Publication
 from trainer_agent.session import Progress
+from trainer_agent.signs import Movement
 from trainer_agent.slots import Slots
 from trainer_agent.state import STATE_FILE, Base, State
 from weight_store.errors import LayoutError, ObjectNotFound
@@ -73,6 +74,7 @@ class Worker:
     clock: Callable[[], float] = time.monotonic
     nonce: Callable[[], str] = _nonce
     encoder: Encoder = field(default_factory=Encoder)
+    movement: Movement = field(default_factory=Movement)
     term: int = 0
     run_id: str = ""
     full: FullUpload | None = None

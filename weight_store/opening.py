@@ -32,11 +32,13 @@ def open_store(
     policy: RetryPolicy | None = None,
     options: S3Options | None = None,
     tell: Callable[[str], None] | None = None,
+    moved: Callable[[], None] | None = None,
 ) -> RetryingStore:
     """Return the store that ``url`` names, with retries; nothing is contacted yet. ``StoreRefused`` for a bad URL.
 
     ``policy`` holds for each operation and each part of an upload; ``options`` only matter to S3; ``tell`` hears what
-    is retried, as :class:`~weight_store.retry.Retrier` has it.
+    is retried, as :class:`~weight_store.retry.Retrier` has it; ``moved`` is called, from any thread, whenever S3 has
+    taken or given the next part of a large body.
     """
     policy = policy or RetryPolicy()
     retrier = Retrier(policy) if tell is None else Retrier(policy, tell=tell)
@@ -44,7 +46,7 @@ def open_store(
     if parts.scheme == "s3":
         from weight_store.s3 import S3Store
 
-        return with_retry(S3Store(_s3_location(parts), options, retrier=retrier), retrier)
+        return with_retry(S3Store(_s3_location(parts), options, retrier=retrier, moved=moved), retrier)
     return with_retry(LocalStore(_local_path(parts)), retrier)
 
 

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -29,6 +29,7 @@ from weight_store.errors import (
 )
 from weight_store.object_keys import check_key_prefix, check_object_key
 from weight_store.retry import ONCE, Retrier
+from weight_store.s3_clock import SigningClock
 from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
 from weight_store.s3_upload import S3Uploader
@@ -42,7 +43,8 @@ _ONE_TRIP_BYTES = 2**18
 class S3Store:
     """Objects in a bucket. The client is made at the first call, in that call's event loop, which must stay the same.
 
-    ``retrier`` is for the parts of an upload and the pages of a listing, which no decorator outside can see.
+    ``retrier`` is for the parts of an upload and the pages of a listing, which no decorator outside can see. ``moved``
+    is called, from any thread, whenever the server has taken or given the next part of a large body.
     """
 
     def __init__(
@@ -51,11 +53,14 @@ class S3Store:
         options: S3Options | None = None,
         *,
         retrier: Retrier | None = None,
+        moved: Callable[[], None] | None = None,
     ) -> None:
         self._location = location
         self._options = options or S3Options()
         self._retrier = retrier or Retrier(ONCE)
-        self._uploader = S3Uploader(location, self._options, self._retrier)
+        self._moved = moved or _nobody
+        self._clock = SigningClock(location.place)
+        self._uploader = S3Uploader(location, self._options, self._retrier, self._clock, self._moved)
         self._stack = AsyncExitStack()
         self._client: Any = None
         self._connecting = asyncio.Lock()
@@ -98,6 +103,7 @@ class S3Store:
                         taken = min(len(chunk), len(view) - filled)
                         view[filled : filled + taken] = chunk[:taken]
                         filled += taken
+                        self._moved()
                         if taken < len(chunk):
                             # A server that took the range for the whole object; what we asked for is complete.
                             break
@@ -252,8 +258,14 @@ class S3Store:
                 session = get_session()
                 session.register_component("data_loader", shared_loader())
                 opening: AbstractAsyncContextManager[Any] = session.create_client("s3", **arguments)
-                self._client = await self._stack.enter_async_context(opening)
+                client = await self._stack.enter_async_context(opening)
+                self._clock.watch(client)
+                self._client = client
             return self._client
+
+
+def _nobody() -> None:
+    pass
 
 
 def _is_unknown_upload(error: StoreUnavailable) -> bool:

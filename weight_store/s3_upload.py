@@ -25,6 +25,7 @@ from botocore.config import Config
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreError, StoreRefused, StoreUnavailable
 from weight_store.finishing import finished
 from weight_store.retry import Retrier
+from weight_store.s3_clock import SigningClock
 from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
 
@@ -37,6 +38,7 @@ _log = logging.getLogger(__name__)
 _WRITE_ID = "weightcast-write"
 _MAX_PARTS = 10_000
 _MIN_PART_BYTES = 5 * 2**20
+_BLOCK_BYTES = 2**18
 # How long an abandoned upload waits for requests that are already being sent before it aborts all the same.
 _DRAIN_S = 10.0
 
@@ -44,12 +46,21 @@ _DRAIN_S = 10.0
 class S3Uploader:
     """The thread pool and the boto3 client that all uploads of a store share; made when first needed."""
 
-    def __init__(self, location: S3Location, options: S3Options, retrier: Retrier) -> None:
+    def __init__(
+        self,
+        location: S3Location,
+        options: S3Options,
+        retrier: Retrier,
+        clock: SigningClock,
+        moved: Callable[[], None],
+    ) -> None:
         if options.part_bytes < _MIN_PART_BYTES:
             raise StoreRefused(f"part_bytes is {options.part_bytes}; S3 takes no parts below {_MIN_PART_BYTES}")
         self.location = location
         self.options = options
         self.retrier = retrier
+        self._clock = clock
+        self._moved = moved
         # Taken by every part in flight, so that any number of uploads together stay within the bound.
         self.slots = asyncio.Semaphore(options.upload_workers)
         self._pool = ThreadPoolExecutor(options.upload_workers, thread_name_prefix="weightcast-upload")
@@ -94,8 +105,35 @@ class S3Uploader:
                 # A session of its own: boto3's default one is shared with the user's code and not thread-safe.
                 session = botocore.session.get_session()
                 session.register_component("data_loader", shared_loader())
-                self._client = boto3.session.Session(botocore_session=session).client("s3", **arguments)
+                client = boto3.session.Session(botocore_session=session).client("s3", **arguments)
+                self._clock.watch(client)
+                client.meta.events.register("before-send.s3", self._count)
+                self._client = client
             return self._client
+
+    def _count(self, request: Any, **_: Any) -> None:
+        """botocore's event: what is about to go over the wire."""
+        if isinstance(request.body, bytearray):
+            request.body = _Counted(request.body, self._moved)
+
+
+class _Counted:
+    """A body that says whenever the socket has taken a block of it.
+
+    It stands in for a bytearray only where that is sent: as a body given to botocore it would be taken for a file.
+    """
+
+    def __init__(self, body: bytearray, moved: Callable[[], None]) -> None:
+        self._body = memoryview(body)
+        self._at = 0
+        self._moved = moved
+
+    def read(self, size: int = -1) -> memoryview:
+        """The next block. Larger than asked, because http.client asks for so little that the GIL would be the limit."""
+        block = self._body[self._at : self._at + _BLOCK_BYTES]
+        self._at += len(block)
+        self._moved()
+        return block
 
 
 class S3Upload:
