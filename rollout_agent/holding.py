@@ -71,15 +71,20 @@ class Holding(Guarded):
         self._recover()
         self.unsettled = False
 
-    def check(self, *, everything: bool = False) -> None:
-        """Hash what was touched since it was known to be right (or everything): see :meth:`verify`."""
+    def check(self, *, everything: bool = False, asked: bool = False) -> None:
+        """Hash what was touched since it was known to be right (or everything): see :meth:`verify`.
+
+        ``asked``: everything also if nothing was touched, but an engine at the gate found the files wrong.
+        """
         if self.held is None or self.weights is None or self.damage:
             return
         if not everything and not self.whole:
             return  # it is hidden, and verified before it is shown
         names = None if everything else self.touched
         if names is not None and not names:
-            return
+            if not asked or not self.doubted:
+                return
+            names = None
         if names:
             _LOG.warning("%s: somebody touched %s; checking", self.places.model, ", ".join(sorted(names)[:5]))
             self.faults.touched_files += len(names)
@@ -89,7 +94,7 @@ class Holding(Guarded):
                 return
             self.weights.close()
             self.weights = Weights(self.disk, self.places.model, self.weights.table)
-        self.verify(names, afresh=everything)
+        self.verify(names, afresh=names is None)
 
     def _recover(self) -> None:
         self._forget()

@@ -215,7 +215,7 @@ class Replica:
         async with self._turn():
             if self._holding.unsettled or self._holding.held is None:
                 return False  # catch_up comes first
-            await self._look(everything=not await self._local(self._is_touched) and await self.doubted())
+            await self._local(partial(self._holding.check, asked=True))
             return await self._mend()
 
     async def scrub(self, number: int) -> int:
@@ -290,9 +290,6 @@ class Replica:
 
     async def _local(self, call: Callable[..., _T], *args: object) -> _T:
         return await in_thread(call, *args, on_cancel=self._holding.cancelled.set)
-
-    def _is_touched(self) -> bool:
-        return bool(self._holding.touched)
 
     def _is_doubted(self) -> bool:
         return self._holding.doubted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +20,19 @@ from weightcast.devserver import SeaweedServer, ServerProcess, free_port
 ACCESS_KEY = "test"
 SECRET_KEY = "test-secret-key"
 READ_ONLY = ("reader", "reader-secret-key")
+
+
+SHM_PREFIX = f"weightcast-test-{os.getpid()}-"
+"""Of directories that tests make in /dev/shm, so that what a killed test run left can be told and removed."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_stale_memory() -> None:
+    """Remove what test runs that were killed left in memory."""
+    for path in Path("/dev/shm").glob("weightcast-test-*-*"):
+        pid = path.name.split("-")[2]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @dataclass(frozen=True)

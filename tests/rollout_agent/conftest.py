@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.disk import LocalDisk
+from tests.conftest import SHM_PREFIX
 from tests.rollout_agent.training import Training, read_model
 from weight_store.memory import MemoryStore
 
@@ -27,7 +28,7 @@ def training(store: MemoryStore) -> Training:
 @pytest.fixture
 def memory_dir() -> Iterator[Path]:
     """A directory on tmpfs, as /dev/shm is everywhere."""
-    path = Path(tempfile.mkdtemp(prefix="weightcast-test-", dir="/dev/shm"))
+    path = Path(tempfile.mkdtemp(prefix=SHM_PREFIX, dir="/dev/shm"))
     try:
         if not LocalDisk().is_volatile(path):
             pytest.skip("/dev/shm is no tmpfs here")

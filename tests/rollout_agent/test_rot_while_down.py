@@ -17,6 +17,7 @@ import pytest
 from rollout_agent.gate import shared
 from rollout_agent.places import is_checkpoint_name
 from rollout_agent.replica import Replica
+from tests.conftest import SHM_PREFIX
 from tests.rollout_agent.training import Training
 from weight_store.errors import StoreUnavailable
 from weight_store.local import LocalStore
@@ -72,7 +73,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, Path]:
     """A run and the directories of its agent after a kill -9."""
     root = tmp_path_factory.mktemp("killed")
     training = Training(LocalStore(root / "bucket"))
-    shm = Path("/dev/shm") / f"weightcast-test-{root.name}-{root.parent.name}"
+    shm = Path("/dev/shm") / f"{SHM_PREFIX}killed"
     log, done = root / "log", root / "done"
     asyncio.run(training.publish())
     arguments = [str(shm / "model"), str(root / "state"), f"file://{root}/bucket", str(done)]

@@ -20,6 +20,7 @@ import uvicorn
 import codec
 from coordinator.ambient import Settings
 from coordinator.app import create_app
+from tests.conftest import SHM_PREFIX
 from trainer_agent import Publisher, TrainerError
 from weight_store.boxes import Box
 from weight_store.chain import plan_chain
@@ -189,7 +190,7 @@ def service(make_service: Callable[..., Service]) -> Service:
 @pytest.fixture(autouse=True)
 def shm_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Shared memory of the test's own; every test gives all of it back."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-") as name:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix=SHM_PREFIX) as name:
         monkeypatch.setenv("WEIGHTCAST_SHM_DIR", name)
         yield Path(name)
         deadline = time.monotonic() + 10

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.conftest import SHM_PREFIX
 from weight_store.layout import owners_of
 
 WORLD_SIZE = 4
@@ -26,7 +27,7 @@ def played(tmp_path_factory, start_service) -> Iterator[tuple[object, Path]]:
     out = tmp_path_factory.mktemp("jobs")
     (out / "bucket").mkdir()
     service = start_service(f"file://{out / 'bucket'}")
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-") as shm:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix=SHM_PREFIX) as shm:
         environment = {**os.environ, "WEIGHTCAST_SHM_DIR": shm, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(JOBS)]
         arguments = [str(WORLD_SIZE), service.store_url, service.url, str(out)]

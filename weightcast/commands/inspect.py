@@ -71,8 +71,11 @@ def _directory(directory: Path, state_dir: Path | None) -> tuple[Row, list[Row]]
     disk, places = LocalDisk(), Places.of(directory, state_dir)
     owner, whole = load(disk, places.owner, Owner), holds(disk, places)
     state, serving = load(disk, places.checkpoint, State), load(disk, places.serving, Serving)
+    if state is None:
+        click.echo(f"no checkpoint in {places.state}; if the agent has another --state-dir, name it here too", err=True)
     facts: Row = {
         "directory": str(places.model),
+        "state_dir": str(places.state),
         "run": owner.run if owner else None,
         "run_id": owner.run_id if owner else None,
         "version": str(whole.position) if whole else None,
