@@ -56,6 +56,8 @@ def apply_change(buffer: Bits, change: Change) -> None:
     stored, if the change does not fit the buffer.
     """
     source = change.bits if change.whole is None else change.whole
+    if not isinstance(buffer, np.ndarray):
+        raise InvalidInput(f"the buffer is a {type(buffer).__name__}; pass its bits, a numpy array (codec.to_bits)")
     if buffer.dtype != source.dtype or buffer.ndim != 1 or not buffer.flags.c_contiguous:
         raise InvalidInput(
             f"the change holds {source.dtype} values; the buffer is {buffer.ndim}-D {buffer.dtype}; "

@@ -36,7 +36,9 @@ def delta_compress(
     """
     import torch
 
-    name = compression_format.lower()
+    name = _name(compression_format)
+    for tensor in (src, dst):
+        _check_tensor(tensor)
     if name in PEER_FORMATS:
         compressed, checksum = _peer().delta_compress(src=src, dst=dst, compression_format=name)
         return compressed, checksum
@@ -58,7 +60,8 @@ def delta_decompress(
     they come from nobody else than yourself.
     Raises :class:`CodecError` (a ``ValueError``), among them :class:`CorruptFrame` if the checksum differs.
     """
-    name = compression_format.lower()
+    name = _name(compression_format)
+    _check_tensor(src)
     if name in PEER_FORMATS:
         if name == "arc_v3" and not trust_pickle:
             raise InvalidInput(
@@ -73,6 +76,19 @@ def delta_decompress(
     if found != checksum:
         raise CorruptFrame(f"checksum mismatch: the result has {found}, expected was {checksum}")
     return result
+
+
+def _name(compression_format: str) -> str:
+    if not isinstance(compression_format, str):
+        raise InvalidInput(f"compression_format is a name, not {compression_format!r}")
+    return compression_format.lower()
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    if not dtypes.is_torch(tensor):
+        raise InvalidInput(
+            f"expected torch tensors, got {type(tensor).__name__}; codec.encode_delta takes numpy arrays"
+        )
 
 
 def _method(name: str) -> str:

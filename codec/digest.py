@@ -13,6 +13,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from codec.dtypes import Bits
+from codec.errors import InvalidInput
 
 DIGEST_BYTES = 16
 TILE_BYTES = 256 << 10
@@ -22,13 +23,21 @@ Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
 
 
 def digest(data: Buffer) -> bytes:
-    """XXH3-128 of ``data`` (C-contiguous); 16 bytes. Releases the GIL."""
+    """XXH3-128 of ``data`` (C-contiguous); 16 bytes. Releases the GIL. Raises :class:`InvalidInput`."""
     return xxhash.xxh3_128_digest(as_bytes(data))
 
 
 def as_bytes(data: Buffer) -> memoryview:
-    """``data`` (C-contiguous) as a flat view of its bytes."""
-    return (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
+    """``data`` (C-contiguous) as a flat view of its bytes; :class:`InvalidInput` for anything else."""
+    try:
+        view = data.data if isinstance(data, np.ndarray) else memoryview(data)
+        if "O" in view.format:
+            raise TypeError("it holds Python objects")
+        return view.cast("B") if view.nbytes else memoryview(b"")
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"expected bytes or a contiguous array of them, got {type(data).__name__}: {error}"
+        ) from None
 
 
 def update_patched(hasher: xxhash.xxh3_128, base: Bits, index: NDArray[np.uint32], bits: Bits) -> None:

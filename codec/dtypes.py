@@ -8,6 +8,7 @@ tensor is handed in or asked for.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -109,7 +110,7 @@ def find(name: str) -> DType:
     """The dtype of this safetensors name; :class:`InvalidInput` if the codec has no such type."""
     try:
         return BY_NAME[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise InvalidInput(f"unknown dtype {name!r}; known are {', '.join(BY_NAME)}; pass others as U8") from None
 
 
@@ -141,7 +142,8 @@ def dtype_of(array: ArrayLike) -> DType:
 def to_bits(array: ArrayLike) -> Bits:
     """The raw bits of a tensor or array in row-major order, 1-D; a view where its memory allows, else a copy.
 
-    CUDA tensors are copied to the host. Raises :class:`InvalidInput` for sparse, quantised and object arrays.
+    CUDA tensors are copied to the host. Raises :class:`InvalidInput` for sparse, nested, quantised and meta tensors and
+    for arrays of Python objects.
     """
     dtype = dtype_of(array)
     if not isinstance(array, np.ndarray):
@@ -153,11 +155,28 @@ def to_bits(array: ArrayLike) -> Bits:
 def _torch_bits(tensor: torch.Tensor, dtype: DType) -> Bits:
     import torch
 
-    if tensor.layout != torch.strided or tensor.is_quantized:
-        raise InvalidInput(f"a {tensor.layout} or quantised tensor has no plain bits; call to_dense() first")
+    _check_plain(tensor)
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).cpu()
-    data: NDArray[np.uint8] = flat.numpy()
+    try:
+        data: NDArray[np.uint8] = flat.numpy()
+    except RuntimeError as error:
+        raise InvalidInput(
+            f"a {type(tensor).__name__} gives no access to its memory ({error}); pass the tensor inside it"
+        ) from None
     return data.view(dtype.bits)
+
+
+def _check_plain(tensor: torch.Tensor) -> None:
+    import torch
+
+    if tensor.is_nested:
+        raise InvalidInput("a nested tensor has no plain bits; pass its tensors one by one")
+    if tensor.layout != torch.strided:
+        raise InvalidInput(f"a {tensor.layout} tensor has no plain bits; call to_dense() first")
+    if tensor.is_quantized:
+        raise InvalidInput("a quantised tensor has no plain bits; pass its int_repr() and what scales it")
+    if tensor.is_meta:
+        raise InvalidInput("a meta tensor has no bits; load it first, or move it with to_empty() and fill it")
 
 
 def from_bits(bits: Bits, dtype: DType, shape: tuple[int, ...], container: str) -> ArrayLike:
@@ -179,17 +198,31 @@ def from_bits(bits: Bits, dtype: DType, shape: tuple[int, ...], container: str) 
 
 
 def check_writable(array: ArrayLike) -> None:
-    """Raise :class:`InvalidInput` if :func:`store` could not write into ``array``."""
+    """Raise :class:`InvalidInput` if :func:`store` could not write into ``array``, each element on its own."""
     dtype_of(array)
     if isinstance(array, np.ndarray):
         if not array.flags.writeable:
             raise InvalidInput("the buffer is read-only; pass a writable array")
-    elif (
-        array.is_conj()
-        or array.is_neg()
-        or any(s == 0 < n - 1 for s, n in zip(array.stride(), array.shape, strict=True))
-    ):
-        raise InvalidInput("the buffer is an expanded or conjugated view; pass a tensor with memory of its own")
+        strides, unit = array.strides, array.itemsize
+    else:
+        _check_plain(array)
+        if array.is_conj() or array.is_neg():
+            raise InvalidInput("the buffer is a conjugated or negated view; pass a tensor with memory of its own")
+        strides, unit = array.stride(), 1
+    if _may_overlap(array.shape, strides, unit):
+        raise InvalidInput("the buffer is an expanded view or overlaps itself; pass a tensor with memory of its own")
+
+
+def _may_overlap(shape: Sequence[int], strides: Sequence[int], unit: int) -> bool:
+    """False if no two elements of ``unit`` share memory, which holds for whatever slices and transposes make."""
+    reach = unit
+    if 0 in shape:
+        return False
+    for stride, extent in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (extent - 1)
+    return False
 
 
 def store(array: ArrayLike, bits: Bits) -> None:

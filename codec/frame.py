@@ -29,15 +29,20 @@ R = TypeVar("R")
 def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype: str | None = None) -> bytes:
     """The frame that turns ``base`` into ``new``: same shape, same dtype. Chunks are coded on all cores.
 
+    Each frame pays some 150 bytes for its header, digests and model, which is much beside what one step changes in a
+    tensor of 1 MB: 2 to 70 % more than in a large one, the less changed the more. Code many small tensors as one of
+    16 MiB or more, ``torch.cat([t.flatten() for t in tensors])``; to the agents, groups are the same
+    (:func:`codec.encode_group`, of raw bits and without header).
+
     ``method`` is as in :func:`codec.encode_group`. ``dtype`` says what the bits of unsigned numpy arrays mean ("BF16",
     "F8_E4M3", ...). Raises :class:`InvalidInput`.
     """
-    if tuple(base.shape) != tuple(new.shape):
-        raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
     info = _meaning(new, dtype)
     if _meaning(base, dtype) != info or base.dtype != new.dtype:
         raise InvalidInput(f"dtypes differ: base {base.dtype}, new {new.dtype}; convert one of them first")
     old, now = dtypes.to_bits(base), dtypes.to_bits(new)
+    if tuple(base.shape) != tuple(new.shape):
+        raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
     head = FrameHeader(info, (now.size,), digest(now), digest(old))
     return header.write(
         head, _on_all_cores(lambda c: encode_group(old[c], now[c], info.name, method=method).payload, head.chunks)

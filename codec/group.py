@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from codec import choice, kernels, methods, ulp
 from codec.change import MAX_ELEMENTS, Change
 from codec.digest import Buffer, as_bytes, digest
@@ -75,7 +77,7 @@ def decode_group(base: Bits | None, payload: Buffer, dtype: str, count: int) -> 
     any bytes that no encoder wrote, :class:`InvalidInput` for a base that is missing or does not fit.
     """
     info = find(dtype)
-    if not 0 <= count <= MAX_ELEMENTS:
+    if not isinstance(count, int | np.integer) or not 0 <= count <= MAX_ELEMENTS:
         raise InvalidInput(f"a group has 0 to {MAX_ELEMENTS} elements, not {count}")
     view = _view(payload)
     method = methods.find_id(view[0])
@@ -101,6 +103,10 @@ def _view(payload: Buffer) -> memoryview:
 
 
 def _check(bits: Bits, info: DType, role: str) -> None:
+    if not isinstance(bits, np.ndarray):
+        raise InvalidInput(
+            f"{role} is a {type(bits).__name__}; {info.name} is coded as {info.bits} (codec.to_bits makes it)"
+        )
     if bits.dtype != info.bits or bits.ndim != 1 or not bits.flags.c_contiguous:
         raise InvalidInput(
             f"{role} is {bits.ndim}-D {bits.dtype}; {info.name} is coded as contiguous 1-D {info.bits} "

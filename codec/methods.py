@@ -48,7 +48,7 @@ def find(name: str) -> Method:
     """The method of this name; :class:`InvalidInput` if there is none."""
     try:
         return BY_NAME[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise InvalidInput(f"unknown method {name!r}; known are auto, {', '.join(BY_NAME)}") from None
 
 
