@@ -11,7 +11,10 @@ import sys
 import warnings
 from pathlib import Path
 
-from tests.fuzz.running import Budget, atheris_module, fuzz, load, replay
+from tests.fuzz import native
+from tests.fuzz.budget import Budget
+from tests.fuzz.running import atheris_module, fuzz, load, replay
+from tests.fuzz.target import Target
 
 
 def main() -> int:
@@ -32,29 +35,41 @@ def main() -> int:
         )
     warnings.simplefilter("ignore")
     targets = load(instrumented=not options.replay and not options.list)
-    unknown = [name for name in options.target if name not in targets]
+    unknown = [name for name in options.target if name not in targets and name != native.NAME]
     if unknown:
-        parser.error(f"no target {unknown[0]!r}; known are {', '.join(targets)}")
+        parser.error(f"no target {unknown[0]!r}; known are {', '.join(targets)}, {native.NAME}")
     if options.list:
-        print("\n".join(f"{name:24} {', '.join(target.covers)}" for name, target in targets.items()))
+        print("\n".join(f"{name:20} {', '.join(target.covers)}" for name, target in targets.items()))
+        print(f"{native.NAME:20} the kernels of ulp_v1, under sanitizers")
         return 0
     if options.replay:
-        if len(options.target) != 1:
-            parser.error("--replay needs one --target")
+        if len(options.target) != 1 or options.target == [native.NAME]:
+            parser.error("--replay needs one --target, in Python")
         replay(targets[options.target[0]], options.replay.read_bytes())
         print("nothing happens")
         return 0
+    return _many(options, targets)
+
+
+def _many(options: argparse.Namespace, targets: dict[str, Target]) -> int:
     if atheris_module() is None:
         print("atheris is not installed here (it has wheels for Linux and some Pythons): not guided by coverage")
-    chosen = [targets[name] for name in options.target or targets]
+    # Building the native target takes longer than the bounded run of all others; the codec's tests have their own.
+    names = options.target or [*targets, *([native.NAME] if options.seconds else [])]
     found = 0
-    for target in chosen:
-        seconds = max(1, options.seconds // len(chosen)) if options.seconds else 0
-        runs = options.runs or (0 if seconds else target.ci_runs)
-        for path in fuzz(target, Budget(runs, seconds, options.seed, options.slow), options.out):
-            found += 1
-            print(f"{target.name}: python -m tests.fuzz --target {target.name} --replay {path}", flush=True)
-    print(f"{len(chosen)} targets, {found} findings in {options.out}")
+    for name in names:
+        seconds = max(1, options.seconds // len(names)) if options.seconds else 0
+        runs = options.runs or (0 if seconds else targets[name].ci_runs if name in targets else 1000)
+        budget = Budget(runs, seconds, options.seed, options.slow)
+        if name == native.NAME:
+            paths = {path: native.replay_command(options.out, path) for path in native.fuzz_native(budget, options.out)}
+        else:
+            replaying = f"python -m tests.fuzz --target {name} --replay"
+            paths = {path: f"{replaying} {path}" for path in fuzz(targets[name], budget, options.out)}
+        for command in paths.values():
+            print(f"{name}: {command}", flush=True)
+        found += len(paths)
+    print(f"{len(names)} targets, {found} findings in {options.out}")
     return 1 if found else 0
 
 

@@ -1,6 +1,6 @@
 """Runs targets one after the other, each in a process of its own.
 
-The modules are imported once, instrumented, and every target gets a fork of that. Files: ``<out>/<target>/corpus`` grows
+The modules are imported once, instrumented, and every target gets a fork of that. ``<out>/<target>/corpus`` grows
 from run to run; ``<out>/<target>/findings`` holds the inputs that broke something.
 """
 
@@ -23,22 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.fuzz.budget import Budget
 from tests.fuzz.target import Target, mutate, plain_mutator
 
 PACKAGES = ["codec", "weight_store", "coordinator", "trainer_agent", "rollout_agent", "weightcast"]
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 """Inputs that once broke something, by target; replayed by the tests."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """``runs`` executions (0: no limit) or ``seconds`` (0: no limit), from ``seed`` on; ``slow_s`` of one input."""
-
-    runs: int = 0
-    seconds: int = 0
-    seed: int = 1
-    slow_s: int = 30
 
 
 def atheris_module() -> types.ModuleType | None:
