@@ -46,9 +46,8 @@ sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house
 
-fuzz: ## Feed the codec's kernels damaged bodies under sanitizers (SECONDS=600)
-	@tests/codec/native/build_hostile.sh build/hostile
-	@build/hostile/hostile $$(date +%s) $(or $(SECONDS),600)s
+fuzz: setup ## Fuzz every parser, guided by coverage (SECONDS=600 in all; TARGET=name for one; ARGS=--list)
+	@$(BIN)/python -m tests.fuzz --seed $$(date +%s) --seconds $(or $(SECONDS),600) $(addprefix --target ,$(TARGET)) $(ARGS)
 
 check: setup ## Lint, format, types, layers and size budget
 	@$(BIN)/ruff check --quiet . && echo "check: ruff"
