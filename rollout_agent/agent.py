@@ -232,6 +232,7 @@ class Agent:
             except (RolloutError, WeightStoreError) as error:
                 failures += 1
                 _LOG.warning("damage is not repaired yet: %s", error)
+                self._say(state="failed", error=str(error))
             else:
                 failures = 0
 
@@ -261,11 +262,13 @@ class Agent:
     async def _tell_again(self) -> None:
         """What the engine serves may have been loaded from the damaged files."""
         position = self.replica.position
-        if position is not None and self.engine is not None:
+        if position is None:
+            return
+        if self.engine is not None:
             _LOG.warning("version %d was repaired; the engine is asked to load it again", position.version)
             self.replica.unconfirm()
             self._refused = None
-            await self._hand_over(position)
+        await self._hand_over(position)
 
     # ---- reports
 

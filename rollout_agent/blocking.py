@@ -57,6 +57,10 @@ class BlockingReplica:
         """See :meth:`Replica.catch_up`."""
         return self._wait(self._replica.catch_up())
 
+    def check(self) -> bool:
+        """See :meth:`Replica.check`."""
+        return self._wait(self._replica.check())
+
     def repair(self) -> None:
         """See :meth:`Replica.repair`."""
         self._wait(self._replica.repair())

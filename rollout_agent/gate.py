@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,21 +39,11 @@ def shared(model_dir: str | Path, *, timeout_s: float | None = None, verify: boo
     were touched are hashed first; ``verify``: all are, which also finds what rotted by itself. ``DamagedFiles`` if they
     are wrong still after the agent has found them right: that is this machine's memory or disk.
     """
-    places = Places.of(Path(model_dir))
-    visitor = Visitor(LocalDisk(), places, verify=verify)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    visitor = Visitor(LocalDisk(), Places.of(Path(model_dir)), verify=verify)
     try:
-        while (entered := visitor.enter()) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise NotWhole(
-                    f"{places.model} holds no whole version after {timeout_s:g} s"
-                    + (f": {visitor.fault}" if visitor.fault else "")
-                    + "; is `weightcast rollout` running for this directory?"
-                )
-            time.sleep(_POLL_S)
+        lock, whole = _in_time(visitor.enter, visitor, timeout_s)
     finally:
         visitor.stop_asking()
-    lock, whole = entered
     try:
         yield whole
     finally:
@@ -63,51 +53,36 @@ def shared(model_dir: str | Path, *, timeout_s: float | None = None, verify: boo
 @contextmanager
 def still(model_dir: Path, *, timeout_s: float) -> Iterator[Whole]:
     """The same for who wants to look at the files, right or wrong."""
-    places = Places.of(model_dir)
-    disk = LocalDisk()
-    deadline = time.monotonic() + timeout_s
-    while True:
-        lock, whole = enter(disk, places)
-        if lock is not None and whole is not None:
-            break
-        if time.monotonic() > deadline:
-            raise NotWhole(
-                f"{places.model} holds no whole version after {timeout_s:g} s; "
-                "is `weightcast rollout` running for this directory?"
-            )
-        time.sleep(_POLL_S)
+    visitor = Visitor(LocalDisk(), Places.of(model_dir))
+    lock, whole = _in_time(visitor.enter_unchecked, visitor, timeout_s)
     try:
         yield whole
     finally:
         lock.release()
 
 
-def enter(disk: Disk, places: Places) -> tuple[Lock, Whole] | tuple[None, None]:
-    """Try once to take the shared lock on a whole directory: the lock and what it holds, or nothing."""
-    if not disk.names(places.private):
-        return None, None
-    turn = disk.try_lock(places.gate_turn, shared=True)
-    if turn is None:
-        return None, None
-    try:
-        lock = disk.try_lock(places.gate_lock, shared=True)
-    finally:
-        turn.release()
-    if lock is None:
-        return None, None
-    whole = holds(disk, places)
-    if whole is None:
-        lock.release()
-        return None, None
-    return lock, whole
+Entered = tuple[Lock, Whole]
+
+
+def _in_time(attempt: Callable[[], Entered | None], visitor: Visitor, timeout_s: float | None) -> Entered:
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while (entered := attempt()) is None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise NotWhole(
+                f"{visitor.places.model} holds no whole version after {timeout_s:g} s"
+                + (f": {visitor.fault}" if visitor.fault else "")
+                + "; is `weightcast rollout` running for this directory?"
+            )
+        time.sleep(_POLL_S)
+    return entered
 
 
 class Visitor:
     """One engine that wants to load; it remembers what it found, so that nothing is hashed twice."""
 
     def __init__(self, disk: Disk, places: Places, *, verify: bool = False) -> None:
+        self.places = places
         self._disk = disk
-        self._places = places
         self._verify = verify
         self._refused: tuple[Whole, dict[str, Stamp | None]] | None = None
         self._refusals = 0
@@ -115,18 +90,39 @@ class Visitor:
         self.fault = ""
         """Why it did not get in, if the files are wrong."""
 
-    def enter(self) -> tuple[Lock, Whole] | None:
+    def enter(self) -> Entered | None:
         """Try once: the lock and what the directory holds, if that is right. Raises ``DamagedFiles``."""
-        lock, whole = enter(self._disk, self._places)
-        if lock is None or whole is None:
+        entered = self.enter_unchecked()
+        if entered is None:
             return None
+        lock, whole = entered
         good = False
         try:
             good = self._is_right(whole)
         finally:
             if not good:
                 lock.release()
-        return (lock, whole) if good else None
+        return entered if good else None
+
+    def enter_unchecked(self) -> Entered | None:
+        """Try once to take the shared lock on a whole directory, right or wrong."""
+        disk, places = self._disk, self.places
+        if not disk.names(places.private):
+            return None
+        turn = disk.try_lock(places.gate_turn, shared=True)
+        if turn is None:
+            return None
+        try:
+            lock = disk.try_lock(places.gate_lock, shared=True)
+        finally:
+            turn.release()
+        if lock is None:
+            return None
+        whole = holds(disk, places)
+        if whole is None:
+            lock.release()
+            return None
+        return lock, whole
 
     def stop_asking(self) -> None:
         """No longer ask the agent to look. Calling it twice is allowed."""
@@ -135,7 +131,7 @@ class Visitor:
             self._doubt = None
 
     def _is_right(self, whole: Whole) -> bool:
-        found = checking.stamps_of(self._disk, self._places, whole.stamps)
+        found = checking.stamps_of(self._disk, self.places, whole.stamps)
         touched = {name for name, stamp in found.items() if stamp != whole.stamps[name]}
         if not touched and not self._verify:
             return True
@@ -143,7 +139,7 @@ class Visitor:
             self._ask()
             return False
         with ThreadPoolExecutor(thread_name_prefix="weightcast-gate") as pool:
-            faults = checking.faults(self._disk, self._places, whole, pool, None if self._verify else touched)
+            faults = checking.faults(self._disk, self.places, whole, pool, None if self._verify else touched)
         if not faults:
             return True
         self._refuse(whole, found, faults)
@@ -156,12 +152,12 @@ class Visitor:
         self.fault = f"version {whole.position.version} is not what it should be: {faults[0]}{more}"
         if self._refusals >= _MAX_REFUSALS:
             raise DamagedFiles(
-                f"{self._places.model}: {self.fault}; the agent has looked at it since and this is found again: "
+                f"{self.places.model}: {self.fault}; the agent has looked at it since and this is found again: "
                 "check memory and disk of this machine"
             )
         _LOG.warning(
             "%s: %s; waiting for `weightcast rollout` to repair it: start it if it does not run",
-            self._places.model,
+            self.places.model,
             self.fault,
         )
         self._ask()
@@ -169,7 +165,7 @@ class Visitor:
     def _ask(self) -> None:
         # A lock, not a file: it works where an engine may only read, and nothing of it outlives the engine.
         if self._doubt is None:
-            self._doubt = self._disk.try_lock(self._places.gate_doubt, shared=True)
+            self._doubt = self._disk.try_lock(self.places.gate_doubt, shared=True)
 
 
 def holds(disk: Disk, places: Places) -> Whole | None:

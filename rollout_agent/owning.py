@@ -68,6 +68,10 @@ class Ownership:
                     "stop it first or use other directories"
                 )
             self._locks.append(lock)
+        # An engine that may only read the directory cannot make this file, but lock it.
+        doubt = self._disk.try_lock(self._places.gate_doubt, shared=True)
+        if doubt is not None:
+            doubt.release()
 
     def claim(self, run_id: str) -> None:
         """Make the directory belong to this run for good; ``WrongRun`` if it belongs to another of the same name."""

@@ -106,6 +106,27 @@ def test_rollout_follows_reports_and_survives_kill(published: Training, tmp_path
     assert "Traceback" not in log.read_text()
 
 
+def test_an_edited_file_is_repaired_while_the_command_runs(
+    published: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    log, metrics, model = tmp_path / "agent.log", tmp_path / "weightcast.prom", tmp_path / "model"
+    with running(log, *rollout(tmp_path, "--metrics-file", metrics, "--on-version", "echo hello {version}")):
+        until(lambda: "hello 1" in log.read_text(), log)
+        assert 'weightcast_faults_found_total{kind="working"} 0' in until(metrics.read_text, log)
+        path = next(model.glob("*.safetensors"))
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        with path.open("r+b") as file:
+            file.write(data)
+        gate = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model), "--timeout", "40", "--", "true"]
+        done = subprocess.run(gate, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert read_dir(model) == published.tensors(1)
+        until(lambda: 'weightcast_groups_repaired_total{route="store"} 1' in metrics.read_text(), log)
+    assert "is damaged: group" in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
 def _serving(address: str, version: int) -> list[dict[str, Any]]:
     regions = httpx.get(f"{address}/v1/runs/tiny/regions").json()
     agents = regions[0]["agents"] if regions else []
@@ -123,6 +144,8 @@ def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Pat
     assert shown["version"] == str(published.position)
     assert shown["logs"] == 1
     assert "tiny" in weightcast("inspect", model).stdout
+    elsewhere = weightcast("inspect", model, "--state-dir", tmp_path / "elsewhere")
+    assert f"no checkpoint in {tmp_path}/elsewhere" in elsewhere.stderr
     run = json.loads(weightcast("inspect", "--store", store, "--run", "tiny", "--json").stdout)
     assert [row["version"] for row in run["rows"]] == [str(published.positions[v]) for v in (1, 2)]
     version = ["inspect", "--store", store, "--run", "tiny", "--version", 1]

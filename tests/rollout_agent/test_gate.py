@@ -16,7 +16,7 @@ import pytest
 
 from rollout_agent.disk import LocalDisk
 from rollout_agent.errors import NotWhole
-from rollout_agent.gate import shared
+from rollout_agent.gate import Visitor, shared
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from tests.rollout_agent.training import Training
@@ -202,10 +202,10 @@ async def test_what_another_boot_left_is_not_whole(training: Training, tmp_path:
         def boot_id(self) -> str:
             return "another"
 
-    from rollout_agent.gate import enter
-
-    assert enter(LocalDisk(), Places.of(tmp_path))[1] is not None
-    assert enter(Rebooted(), Places.of(tmp_path)) == (None, None)
+    entered = Visitor(LocalDisk(), Places.of(tmp_path)).enter()
+    assert entered is not None
+    entered[0].release()
+    assert Visitor(Rebooted(), Places.of(tmp_path)).enter() is None
 
 
 def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
