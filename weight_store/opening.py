@@ -1,5 +1,8 @@
 """From a store URL to a store: ``s3://bucket/prefix?endpoint=http://host:port&region=name`` or ``file:///path``.
 
+``&md5=always`` or ``never`` says whether parts of uploads carry a Content-MD5; by default they do where the endpoint is
+not https. A bucket with a default retention (Object Lock) needs ``always``.
+
 Credentials are never part of a URL, which ends up in logs and process lists; they come from the AWS chain.
 What speaks S3 is imported where an ``s3://`` URL is met: importing boto3, aiobotocore and aiohttp takes a second, which
 whoever uses a directory should not spend.
@@ -130,16 +133,19 @@ def _s3_location(parts: SplitResult) -> S3Location:
     region = settings.get("region")
     if region is not None and not _REGION.fullmatch(region):
         raise StoreRefused(f"{region[:80]!r} is not a region name: correct ?region= in the store URL")
-    return S3Location(bucket, prefix, None if endpoint is None else check_endpoint(endpoint), region)
+    if settings.get("md5", "always") not in {"always", "never"}:
+        raise StoreRefused("md5 in the store URL is always or never; leave it out for the usual")
+    content_md5 = settings["md5"] == "always" if "md5" in settings else None
+    return S3Location(bucket, prefix, None if endpoint is None else check_endpoint(endpoint), region, content_md5)
 
 
 def _settings(query: str) -> dict[str, str]:
     settings: dict[str, str] = {}
     for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in {"endpoint", "region"}:
+        if name not in {"endpoint", "region", "md5"}:
             # Only the name is shown: the value may be a key that somebody put there.
             raise StoreRefused(
-                f"the store URL has a setting {name[:50]!r}; only endpoint and region are known, "
+                f"the store URL has a setting {name[:50]!r}; only endpoint, region and md5 are known, "
                 "and credentials come from the environment"
             )
         if name in settings:

@@ -221,14 +221,12 @@ class S3Store:
         return page
 
     async def _put(self, key: str, data: bytes, **condition: str) -> str:
-        integrity = {}
-        if self._options.content_md5:
-            digest = hashlib.md5(data, usedforsecurity=False).digest()
-            integrity["ContentMD5"] = base64.b64encode(digest).decode()
+        # Records are small, so always: buckets with a default retention (Object Lock) ask for it, too.
+        md5 = base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
         with self._translated(key):
             client = await self._connected()
             body = bytearray(data) if len(data) <= _ONE_TRIP_BYTES else data
-            answer = await client.put_object(**self._address(key), Body=body, **integrity, **condition)
+            answer = await client.put_object(**self._address(key), Body=body, ContentMD5=md5, **condition)
         return _etag_of(answer, key)
 
     @asynccontextmanager

@@ -24,13 +24,22 @@ class S3Location:
     """A bucket, the key prefix of the store in it, and the server; credentials come from the AWS chain alone.
 
     ``prefix`` is empty or a key without a trailing ``/``. Without ``endpoint_url`` the AWS settings decide
-    (``AWS_ENDPOINT_URL_S3`` included), and at last Amazon's own address.
+    (``AWS_ENDPOINT_URL_S3`` included), and at last Amazon's own address. ``content_md5``: whether parts of uploads
+    carry one, so that the server refuses what was damaged on its way, at about 1.7 s of CPU a GB outside the GIL; None:
+    where the connection is not TLS, which finds that by itself (docs/decisions/0015).
     """
 
     bucket: str
     prefix: str = ""
     endpoint_url: str | None = None
     region: str | None = None
+    content_md5: bool | None = None
+
+    @property
+    def sends_md5(self) -> bool:
+        """Whether parts of uploads carry a Content-MD5."""
+        encrypted = self.server is None or self.server.startswith("https://")
+        return not encrypted if self.content_md5 is None else self.content_md5
 
     @property
     def place(self) -> Place:
@@ -56,8 +65,7 @@ class S3Options:
     """Sizes and time limits.
 
     An upload holds ``part_bytes`` while it fills and the store ``upload_workers`` more in flight; S3 allows 10,000
-    parts, so 16 MiB reach 156 GiB. ``content_md5`` lets the server refuse a body that was damaged on its way, at
-    about 1.6 s of CPU a GB, outside the GIL.
+    parts, so 16 MiB reach 156 GiB.
     """
 
     connect_timeout_s: float = 5.0
@@ -66,7 +74,6 @@ class S3Options:
     max_connections: int = 32
     part_bytes: int = 16 * MIB
     upload_workers: int = 4
-    content_md5: bool = True
 
 
 def check_endpoint(endpoint: str) -> str:
@@ -105,7 +112,7 @@ def client_arguments(
         signature_version="s3v4",
         s3={
             "addressing_style": "path" if custom else "auto",
-            # SHA-256 of every body costs twice the transfer; Content-MD5 and our own digests cover it.
+            # Not every server compares it with the body; TLS or Content-MD5, and our own digests, cover it.
             "payload_signing_enabled": False,
         },
     )

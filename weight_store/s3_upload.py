@@ -252,7 +252,9 @@ class S3Upload:
 
     async def _complete(self) -> None:
         if self._filled:
-            del self._buffer[self._filled :]
+            if self._filled < len(self._buffer):
+                # A copy: what is left of a failed attempt may still hold on to the buffer, which then keeps its size.
+                self._buffer = self._buffer[: self._filled]
             await self._send_part()
         for index, part in enumerate(self._parts):
             # Left by an earlier call that ran out of attempts; its bytes are still here.
@@ -291,7 +293,7 @@ class S3Upload:
         return bool(answer.get("Metadata", {}).get(_WRITE_ID) == self._write_id)
 
     def _integrity(self, body: bytes | bytearray) -> dict[str, str]:
-        if not self._uploader.options.content_md5:
+        if not self._uploader.location.sends_md5:
             return {}
         digest = hashlib.md5(body, usedforsecurity=False).digest()
         return {"ContentMD5": base64.b64encode(digest).decode()}

@@ -73,6 +73,8 @@ class CuttingProxy:
     upstream: tuple[str, int]
     port: int = 0
     requests: list[str] = field(default_factory=list)
+    to_damage: int = 0
+    """How many bodies are yet to get a wrong byte on their way to the server."""
     _cut: list[tuple[re.Pattern[bytes], int]] = field(default_factory=list)
 
     def cut(self, request: bytes, *, after_bytes: int = 0, times: int = 1) -> None:
@@ -98,6 +100,9 @@ class CuttingProxy:
                             self._cut.remove(rule)
                             allowed = rule[1]
                             break
+                if self.to_damage and len(data) > 8192 and not line:
+                    self.to_damage -= 1
+                    data = data[:4000] + bytes([data[4000] ^ 1]) + data[4001:]
                 up_writer.write(data)
                 await up_writer.drain()
             up_writer.write_eof()

@@ -34,6 +34,8 @@ def _fetch(url: str) -> bytes:
             S3Location("my-bucket", "p", "http://127.0.0.1:9000", "eu-west-1"),
         ),
         ("s3://my-bucket?endpoint=https%3A%2F%2Fs3.example", S3Location("my-bucket", "", "https://s3.example")),
+        ("s3://my-bucket?md5=always", S3Location("my-bucket", content_md5=True)),
+        ("s3://my-bucket?md5=never", S3Location("my-bucket", content_md5=False)),
     ],
 )
 def test_an_s3_url_is_read(url: str, location: S3Location) -> None:
@@ -63,6 +65,7 @@ def test_an_s3_url_is_read(url: str, location: S3Location) -> None:
         ("s3://bucket?endpoint=http://", "is not an address"),
         ("s3://bucket?region=a/b", "not a region name"),
         ("s3://bucket?region=a&region=b", "twice"),
+        ("s3://bucket?md5=1", "always or never"),
         ("file://host/path", "file:///absolute/path"),
         ("file:relative", "file:///absolute/path"),
         ("file:///a%00b", "NUL"),
