@@ -92,6 +92,29 @@ def ministack(aws_environment: None, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
+def rclone(aws_environment: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Endpoint]:
+    """``rclone serve s3`` of a directory: a server in use that ignores the conditions of conditional writes."""
+    directory = tmp_path_factory.mktemp("rclone")
+    port = free_port()
+    process = ServerProcess(
+        [
+            str(Path(sys.executable).with_name("rclone")),
+            *("serve", "s3", str(directory), "--addr", f"127.0.0.1:{port}"),
+            *("--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", "--config", ""),
+        ],
+        cwd=directory,
+        log_path=directory / "rclone.log",
+        env={"PATH": os.environ["PATH"], "HOME": str(directory)},
+        remove_after=[directory],
+    )
+    try:
+        process.wait_until(lambda: _answers(f"http://127.0.0.1:{port}/"))
+        yield S3Endpoint("rclone", f"http://127.0.0.1:{port}")
+    finally:
+        process.stop()
+
+
+@pytest.fixture(scope="session")
 def s3_url(seaweed: SeaweedServer) -> Callable[..., str]:
     """``s3_url(bucket, prefix="")``: the store URL of a bucket on SeaweedFS, made if need be."""
     return S3Endpoint("seaweed", seaweed.endpoint_url).url
@@ -122,18 +145,19 @@ def _start_ministack(directory: Path, port: int) -> ServerProcess:
         remove_after=[directory],
     )
 
-    def answers() -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_ministack/health", timeout=2):
-                return True
-        except urllib.error.HTTPError:
-            return True
-        except OSError:
-            return False
-
     try:
-        process.wait_until(answers)
+        process.wait_until(lambda: _answers(f"http://127.0.0.1:{port}/_ministack/health"))
     except BaseException:
         process.stop()
         raise
     return process
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except OSError:
+        return False

@@ -11,25 +11,28 @@ from urllib.parse import urlsplit
 import pytest
 
 from coordinator.client import CoordinatorClient
+from tests.coordinator.conftest import Job
 from tests.weight_store.standins import ignoring, proxied
+from weight_store.opening import open_store
 from weightcast.devserver import free_port
 
 
-async def test_it_refuses_to_start_unless_it_is_the_single_writer(ministack: Any, serve: Callable[..., Any]) -> None:
-    address = urlsplit(ministack.endpoint_url)
-    async with proxied((str(address.hostname), int(address.port or 0))) as (proxy, port):
-        proxy.mode = ignoring
-        url = ministack.url("coordinator", "unsafe").replace(str(address.port), str(port))
-        refused = serve("--store", url, "--port", "0")
-        assert await asyncio.to_thread(refused.process.wait, 60) == 1
-        assert "the conditions of conditional writes are ignored" in refused.log
-        assert "--single-writer" in refused.log
-        assert "Traceback" not in refused.log
+async def test_it_refuses_to_start_unless_it_is_the_single_writer(rclone: Any, serve: Callable[..., Any]) -> None:
+    url = rclone.url("coordinator", "unsafe")
+    refused = serve("--store", url, "--port", "0")
+    assert await asyncio.to_thread(refused.process.wait, 60) == 1
+    assert "the conditions of conditional writes are ignored" in refused.log
+    assert "--single-writer" in refused.log
+    assert "Traceback" not in refused.log
 
-        vouched = serve("--store", url, "--port", "0", "--single-writer")
-        async with CoordinatorClient(await asyncio.to_thread(vouched.url)) as client:
-            await client.ready()
-        assert await asyncio.to_thread(vouched.end, signal.SIGTERM) == 0
+    vouched = serve("--store", url, "--port", "0", "--single-writer")
+    store = open_store(url)
+    async with CoordinatorClient(await asyncio.to_thread(vouched.url)) as client:
+        await client.ready()
+        job = await Job(store, client, "launch-a").start()
+        assert [(await job.publish(step)).version for step in (1, 2, 3)] == [1, 2, 3]  # alone, it gets along
+    await store.close()
+    assert await asyncio.to_thread(vouched.end, signal.SIGTERM) == 0
 
 
 async def test_a_store_that_answers_late_is_checked_then(ministack: Any, serve: Callable[..., Any]) -> None:

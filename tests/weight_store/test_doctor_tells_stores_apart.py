@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import boto3
@@ -97,6 +98,28 @@ async def test_moto_believes_every_checksum(moto_url: str) -> None:
     assert found.kind in {"full", "racy"}
     assert (states(found)["Content-MD5"], states(found)["CRC32"]) == ("warning", "warning")
     assert await left_behind(moto_url) == []
+
+
+async def test_rclone_ignores_conditions(rclone: Any) -> None:
+    url = rclone.url("doctored", "p")
+    found = await examined(url)
+    assert (found.kind, found.safe) == ("ignored", False)
+    assert found.verdict.startswith("not safe: the conditions of conditional writes are ignored")
+    assert "one coordinator with --single-writer" in found.verdict
+    assert states(found) | {"upload": "ok", "download": "ok"} == {
+        "conditional writes": "failed",
+        "replacing what is gone": "warning",
+        "read after write": "ok",
+        "ranges": "ok",
+        "listing": "ok",
+        "multipart uploads": "warning",
+        "Content-MD5": "ok",
+        "CRC32": "warning",
+        "clock": "ok",
+        "upload": "ok",
+        "download": "ok",
+    }
+    assert await left_behind(url) == []
 
 
 async def test_a_local_directory_is_safe(tmp_path: Path) -> None:
