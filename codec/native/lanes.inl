@@ -38,6 +38,9 @@ WC_INLINE void list_changes(const Scan& scan, Found& found) {
     found.count = (size_t)(out - found.positions);
 }
 
+// From this many changes in a block on, the edges of all its groups are had first, not those of each change's group.
+constexpr size_t kManyChanges = kBlock / 4;
+
 static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& hazards, Found& found, Ahead ahead) {
     const Lookup k = make_lookup(hazards);
     list_changes(scan, found);
@@ -48,17 +51,28 @@ static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& 
         for (size_t line = 0; line < ahead.block_bytes; line += 64) prefetch(ahead.at, b * ahead.block_bytes + line);
         const BlockSums& sums = scan.sums[b];
         const uint8_t* classes = scan.classes + b * kBlock;
-        for (; at < stop && *at < (b + 1) * kBlock; at++) {
-            const size_t group = *at / 8 - b * (kBlock / 8), inside = *at & 7;
-            uint32_t edge[9];
-            group_edges(classes + 8 * group, k, sums.sum[group], edge);
-            const int64_t low = edge[inside], high = edge[inside + 1];
+        const size_t first = b * kBlock, past = first + kBlock;
+        const auto put = [&](const uint32_t edge[2]) {
+            const int64_t low = edge[0], high = edge[1];
             skip_to(high, sums, classes, k, base, end);
             const uint32_t below = survival(kSurvival, (uint32_t)(high - base));
             *end++ = {below, survival(kSurvival, (uint32_t)(low - base)) - below};
-            used = end;
             base = high;
+        };
+        const uint16_t* const before = at;
+        if ((size_t)(stop - at) > kManyChanges && at[kManyChanges] < past) {
+            uint32_t edges[kBlock + 1];
+            for (size_t g = 0; g < kBlock / 8; g++) group_edges(classes + 8 * g, k, sums.sum[g], edges + 8 * g);
+            for (; at < stop && *at < past; at++) put(edges + (*at - first));
+        } else {
+            for (; at < stop && *at < past; at++) {
+                const size_t group = (*at - first) / 8;
+                uint32_t edge[9];
+                group_edges(classes + 8 * group, k, sums.sum[group], edge);
+                put(edge + (*at & 7));
+            }
         }
+        if (at > before) used = end;
         skip_to(sums.total(), sums, classes, k, base, end);
         base -= sums.total();
     }

@@ -25,7 +25,8 @@ WC_INLINE Value step_value(T before, T after) {
     constexpr int top = sizeof(T) * 8 - 1;
     const T step = (T)(ordered(after) - ordered(before));
     const uint32_t falls = (uint32_t)(step >> top);
-    const uint32_t m = (uint32_t)(T)(falls ? 0 - step : step) - 1;
+    // Without a branch, even where the compiler would like one: a direction is as good as random.
+    const uint32_t m = (uint32_t)(T)((step ^ (T)(0 - falls)) + falls) - 1;
     const int s = step_symbol(m);
     return {s, m - step_base(s), falls};
 }
