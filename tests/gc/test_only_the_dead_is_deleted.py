@@ -20,10 +20,11 @@ from weight_store.keys import (
     parse_key,
     receipt_key,
     sign_key,
+    spare_key,
 )
 from weight_store.memory import MemoryStore
 from weight_store.position import Position
-from weight_store.reading import read_head
+from weight_store.reading import read_head, read_layout
 from weight_store.records import sha256_hex
 from weight_store.store import Blob, Store
 from weight_store.version import Open
@@ -245,6 +246,60 @@ async def test_a_layout_comes_back_when_the_head_cannot_be_read_after_it(bucket:
     with pytest.raises(FormatError):
         await bucket.collector(blind).collect(Wish(floor=3))
     assert old in await bucket.keys()
+
+
+async def test_a_layout_is_there_all_the_while_even_if_its_deletion_is_killed(
+    bucket: Bucket, store: MemoryStore
+) -> None:
+    """A launch takes over, finds the layout there and goes on; then the delete arrives, and nobody looks any more."""
+    old = await resharded(bucket)
+    sha256 = old.rpartition("/")[2]
+    layout = await read_layout(store, RUN, sha256)
+
+    class Killed(MemoryStore):
+        killed = False
+
+        async def delete(self, key: str) -> None:
+            if key == old:
+                await bucket.take_over()
+            await super().delete(key)
+            self.killed = self.killed or key == old
+
+        async def get(self, key: str, *, max_bytes: int) -> Blob:
+            if self.killed:
+                raise RuntimeError("killed")
+            return await super().get(key, max_bytes=max_bytes)
+
+        async def create(self, key: str, data: bytes) -> str:
+            if self.killed:
+                raise RuntimeError("killed")
+            return await super().create(key, data)
+
+    killed = Killed(clock=bucket.clock)
+    killed._objects = store._objects
+    with pytest.raises(RuntimeError, match="killed"):
+        await bucket.collector(killed).collect(Wish(floor=3))
+    assert old not in await bucket.keys()
+    assert await read_layout(store, RUN, sha256) == layout
+
+    await collected(bucket)
+    assert old in await bucket.keys()
+    assert await bucket.keys("_gc/") == set()
+
+
+async def test_an_asset_is_read_from_its_spare(bucket: Bucket, store: MemoryStore) -> None:
+    await bucket.publish(1)
+    key = asset_key(RUN, sha256_hex(bucket.training.assets["config.json"]))
+    await store.create(spare_key(key), bucket.training.assets["config.json"])
+    await store.delete(key)
+    await bucket.check_reachable(floor=1)
+
+
+async def test_what_else_lies_among_the_spares_is_not_put_anywhere(bucket: Bucket, store: MemoryStore) -> None:
+    await bucket.publish(1)
+    await store.create(spare_key(head_key(RUN)), b"{}")
+    with pytest.raises(FormatError, match="is not the spare of a layout or an asset"):
+        await collected(bucket)
 
 
 async def test_assets_go_with_the_last_version_that_uses_them(bucket: Bucket) -> None:

@@ -251,6 +251,18 @@ async def test_the_control_object_of_another_run_is_refused(bucket: Bucket) -> N
         await bucket.collector().collect(Wish())
 
 
+async def test_a_floor_below_which_nothing_lies_needs_no_wait(bucket: Bucket, clock: Clock) -> None:
+    await bucket.publish(2)
+    before_s = clock.now_s
+    report = await bucket.collector().collect(Wish(floor=1))
+    assert (report.floor.after, report.doomed) == (1, [])
+    assert clock.now_s - before_s < HOUR
+    await bucket.training.extra_full(2)
+    await bucket.publish(1)
+    assert (await bucket.collector().collect(Wish(floor=2))).doomed
+    assert clock.now_s - before_s >= HOUR
+
+
 async def test_probes_are_removed(bucket: Bucket, clock: Clock) -> None:
     await bucket.publish(1)
     await bucket.store.create("_gc/left-by-a-killed-one", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,16 @@ from weight_store.gc.evidence import (
 from weight_store.gc.floor import Raise, Wish, decide_floor, wanted_floor
 from weight_store.gc.plan import Facts, Verdict, judge
 from weight_store.head import Head
-from weight_store.keys import GC_PREFIX, check_run, control_key, parse_key
+from weight_store.keys import (
+    GC_PREFIX,
+    check_run,
+    control_key,
+    is_spare,
+    parse_key,
+    spare_key,
+    spared_key,
+    spares_prefix,
+)
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS
 from weight_store.reading import read_head, read_manifest
@@ -32,7 +42,8 @@ from weight_store.store import MultipartStore, Store
 _RAISE_ATTEMPTS = 10
 _WAIT_STEP_S = 60.0
 _TELL_EVERY = 1000
-_MAX_ASSET_BYTES = 1 << 30
+_MAX_SHARED_BYTES = max(MAX_COLUMNS_BYTES, 1 << 30)
+"""Of a layout, and of an asset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
+    oldest: int
     control: ControlSeen
     facts: Facts
     floor: Raise
@@ -95,6 +107,7 @@ class Collector:
         Without ``wait`` a floor that has not aged is left for a later call, and not raised again before it has.
         Raises ``ObjectNotFound`` if the run does not exist, ``StoreRefused``, ``StoreUnavailable``, ``FormatError``.
         """
+        await self._restore()
         look = await self._look(wish, await self._store_clock())
         if not wait:
             # Deleted first: raising the floor makes what the present one has condemned wait again.
@@ -103,7 +116,8 @@ class Collector:
             floor = await self._raise(wish, look) if aged else Raise(look.floor.before, look.floor.before)
             return self._report(look, verdicts, floor, pending=not aged or floor.after > floor.before)
         floor = await self._raise(wish, look)
-        look = await self._aged_look(wish)
+        if look.oldest < floor.after:  # else nothing lies below it that readers would have to be waited for
+            look = await self._aged_look(wish)
         return self._report(look, await self._delete(look.facts), floor)
 
     def _report(
@@ -128,7 +142,7 @@ class Collector:
         witness = Witness(self._store, self._run, listing, head, manifest)
         effective = floor.after if as_if_raised else old
         facts = await witness.facts(line, floor=effective, now_s=now_s, min_age_s=self._min_age_s)
-        return _Look(seen, facts, floor)
+        return _Look(oldest, seen, facts, floor)
 
     async def _head(self) -> tuple[Head, Manifest | None]:
         head, _ = await read_head(self._store, self._run)
@@ -156,7 +170,7 @@ class Collector:
         """The store's time (Unix seconds), from an object written now. Probes that a killed collection left go too."""
         key = f"{GC_PREFIX}{self._nonce()}"
         await self._store.create(key, b"")
-        probes = [entry async for entry in self._store.list(GC_PREFIX)]
+        probes = [entry async for entry in self._store.list(GC_PREFIX) if not is_spare(entry.key)]
         now_s = next((entry.modified_s for entry in probes if entry.key == key), None)
         await self._store.delete(key)
         if now_s is None:
@@ -211,13 +225,18 @@ class Collector:
             await self._store.abort_upload(verdict.upload)
 
     async def _delete_shared(self, head: Head, key: str) -> bool:
-        """Delete a layout or asset unless a new launch, which may name it again, has begun; put it back if one does."""
+        """Delete a layout or asset unless a new launch, which may name it again, has begun; put it back if one does.
+
+        A spare of it lies in the bucket all the while, for readers and, should this be killed, the next collection.
+        """
         if not await self._same_term(head):
             return False
         try:
-            data = (await self._store.get(key, max_bytes=max(MAX_COLUMNS_BYTES, _MAX_ASSET_BYTES))).data
+            data = (await self._store.get(key, max_bytes=_MAX_SHARED_BYTES)).data
         except ObjectNotFound:
             return True
+        with contextlib.suppress(PreconditionFailed):
+            await self._store.create(spare_key(key), data)
         kept = True
         try:
             await self._store.delete(key)
@@ -225,7 +244,17 @@ class Collector:
         finally:
             if kept:
                 await finished(self._put_back(key, data))
+        await self._store.delete(spare_key(key))
         return not kept
+
+    async def _restore(self) -> None:
+        """Put back what a collection was deleting when it was killed: whether somebody needs it is judged anew."""
+        spares = [entry.key async for entry in self._store.list(spares_prefix(self._run))]
+        for spare in spares:
+            key = spared_key(spare)
+            self._tell(f"{key} is put back: a collection ended while it was being deleted")
+            await self._put_back(key, (await self._store.get(spare, max_bytes=_MAX_SHARED_BYTES)).data)
+            await self._store.delete(spare)
 
     async def _same_term(self, head: Head) -> bool:
         now, _ = await read_head(self._store, self._run)
