@@ -211,24 +211,34 @@ def _sweep(boxes: Sequence[Box], chosen: Sequence[int], axes: int) -> tuple[int,
 
 
 def find_hole(boxes: Iterable[Box], shape: Dims) -> Box | None:
-    """Return a box of ``shape`` that disjoint ``boxes`` leave uncovered, or None if they tile it."""
-    holes = [whole(shape)]
-    for box in sorted(boxes):  # in order the rest stays a few slabs; out of order it would grow with every box
-        holes = [rest for hole in holes for rest in _minus(hole, box)]
-    return next((hole for hole in holes if hole.elements), None)
+    """Return a box of ``shape`` that disjoint ``boxes`` leave uncovered, or None if they tile it (n log n)."""
+    region, inside = whole(shape), [box for box in boxes if box.elements]
+    if sum(box.elements for box in inside) == region.elements:
+        return None
+    while inside:
+        # Disjoint boxes that do not fill a part leave a hole in it. Each cut halves the faces left on its axis.
+        low, high = _halves(region, inside)
+        region = low if sum(_common(low, box).elements for box in inside) < low.elements else high
+        inside = [part for part in (_common(region, box) for box in inside) if part.elements]
+    return region
 
 
-def _minus(hole: Box, box: Box) -> list[Box]:
-    if not hole.overlaps(box):
-        return [hole]
-    rest: list[Box] = []
-    offsets, sizes = hole.offsets, hole.sizes
-    for axis in range(len(sizes)):
-        low = max(offsets[axis], box.offsets[axis])
-        high = min(offsets[axis] + sizes[axis], box.offsets[axis] + box.sizes[axis])
-        if offsets[axis] < low:
-            rest.append(Box(offsets, _with(sizes, axis, low - offsets[axis])))
-        if high < offsets[axis] + sizes[axis]:
-            rest.append(Box(_with(offsets, axis, high), _with(sizes, axis, offsets[axis] + sizes[axis] - high)))
-        offsets, sizes = _with(offsets, axis, low), _with(sizes, axis, high - low)
-    return rest
+def _halves(region: Box, inside: Sequence[Box]) -> tuple[Box, Box]:
+    """Cut at the middle one of the faces that lie within ``region``, across the axis that has most of them."""
+    faces: list[list[int]] = []
+    for axis, (start, size) in enumerate(zip(region.offsets, region.sizes, strict=True)):
+        found = {face for box in inside for face in (box.offsets[axis], box.offsets[axis] + box.sizes[axis])}
+        faces.append(sorted(found - {start, start + size}))
+    axis = max(range(len(faces)), key=lambda d: len(faces[d]))
+    cut = faces[axis][len(faces[axis]) // 2]
+    start, size = region.offsets[axis], region.sizes[axis]
+    low = Box(region.offsets, _with(region.sizes, axis, cut - start))
+    high = Box(_with(region.offsets, axis, cut), _with(region.sizes, axis, start + size - cut))
+    return low, high
+
+
+def _common(a: Box, b: Box) -> Box:
+    """The box that both share; without elements if they share none."""
+    low = tuple(map(max, a.offsets, b.offsets))
+    high = (min(o + s, p + t) for o, s, p, t in zip(a.offsets, a.sizes, b.offsets, b.sizes, strict=True))
+    return Box(low, tuple(max(0, end - start) for start, end in zip(low, high, strict=True)))

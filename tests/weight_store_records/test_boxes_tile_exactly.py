@@ -194,6 +194,15 @@ def test_a_large_grid_of_boxes_is_settled_in_little_work() -> None:
     assert find_hole(lost, (4 * n, 4 * n)) == grid[n * n // 2]
 
 
+def test_a_hole_among_scattered_boxes_is_found_in_little_work() -> None:
+    """Cutting every box out of what is left would take minutes here, and a rank may offer a million."""
+    boxes = [Box((7919 * i % 997, 6007 * i % 1009, 4 * i), (1, 2, 3)) for i in range(4000)]
+    hole = find_hole(boxes, (1000, 1011, 16_000))
+    assert hole is not None
+    assert hole.elements
+    assert not any(hole.overlaps(box) for box in boxes)
+
+
 @given(shape_and_box())
 def test_inside_is_what_numpy_would_not_clip(given_: tuple[tuple[int, ...], Box]) -> None:
     shape, box = given_
