@@ -61,7 +61,8 @@ def record(disk: Disk, places: Places, whole: Whole, state: State, layout: Layou
     if afresh or disk.size(kept) is None:
         disk.make_dir(kept.parent)
         for name in disk.names(kept.parent):
-            disk.remove(kept.parent / name)
+            if name != kept.name:
+                disk.remove(kept.parent / name)
         _put(disk, kept, pack(layout.to_bytes()))
     _put(disk, places.digests, seal(state))
     _put(disk, places.whole, seal(whole))
