@@ -34,6 +34,7 @@ from weight_store.object_keys import check_key_prefix, check_object_key
 from weight_store.store import Blob, Entry
 
 _TEMPORARY = ".tmp"
+_PASSING = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
 _STALE_AFTER_S = 86400.0
 # Hashing whole shards to list a directory would read the bucket; nothing is ever replaced above this size.
 _ETAG_LIMIT_BYTES = 8 * 2**20
@@ -236,13 +237,18 @@ class LocalStore:
 
     def _temporary_directory(self) -> int:
         """Open the directory of unfinished writes; the caller closes the descriptor."""
-        with _translated(_TEMPORARY, writing=True):
+        try:
             root = self._open_root(create=True)
             try:
                 _make_directory(_TEMPORARY, root)
                 directory = os.open(_TEMPORARY, _DIRECTORY, dir_fd=root)
             finally:
                 os.close(root)
+        except OSError as error:
+            what = error.strerror or str(error)
+            sentence = f"the store's directory {self._root} cannot be made or written, {what}: correct the store URL"
+            kind = StoreUnavailable if error.errno in _PASSING else StoreRefused
+            raise kind(f"{sentence}, or look after the directory and its permissions") from error
         if not self._swept:
             self._swept = True
             _remove_stale(directory, self._clock() - _STALE_AFTER_S)

@@ -128,6 +128,11 @@ async def test_a_local_directory_is_safe(tmp_path: Path) -> None:
     assert await left_behind(f"file://{tmp_path}/store") == []
 
 
+async def test_a_directory_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(StoreRefused, match=r"the store's directory /proc/x cannot be made or written, No such file"):
+        await examined("file:///proc/x")
+
+
 # ---- a real server that lost something
 
 

@@ -54,6 +54,8 @@ class Examination:
         if self.url.startswith("s3:"):
             self.tell("plain writes, checksums, clock")
             plain = await observe_plain(parse_s3_url(self.url), options, place)
+        else:
+            await first.create(f"{place}/plain", b"")  # a directory that cannot be written says so in its own words
         self.tell(f"conditional writes, {self.rounds} races of {self.writers} writers")
         conditional = await observe_conditional(stores, place, rounds=self.rounds, increments=_INCREMENTS)
         seen = Observations(conditional)
