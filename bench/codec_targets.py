@@ -1,9 +1,11 @@
-"""How ulp_v1 stands against its targets: ``python bench/codec_targets.py DELTAS [--json]``.
+"""How ulp_v1 stands against its targets: ``python -m bench.codec_targets DELTAS [--json]``.
 
 DELTAS is a folder of real deltas: ``base.safetensors`` and, for each regime, ``<regime>/stepNNN.safetensors`` with
 ``<tensor>.index`` (int32, flat) and ``<tensor>.bits`` (int16), what changed since the step before. Without one only
 generated deltas are measured. Times are CPU seconds of one thread, the least of several rounds in which memcpy takes
-turns with the coder; the digest that decoding computes along the way is left out and shown on its own.
+turns with the coder; the digest that decoding computes along the way is left out and shown on its own. After that
+comes what many small tensors cost over one (``--only small``), and what a second core gains (``--only threads``): wall
+clock, so only on a machine that has nothing else to do.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from bench import codec_small, codec_threads
 from codec import _native, digest, ulp
 
 Bits = NDArray[np.uint16]
@@ -188,25 +190,6 @@ def conditional_entropy(moves: NDArray[np.float64], probability: NDArray[np.floa
     return -sum(p * math.log2(p) for p in steps.values() if p > 0)
 
 
-def two_threads(base: Bits, new: Bits) -> float:
-    """How much faster two threads code two halves than one does: wall clock, so only on an idle machine."""
-    half = base.size // 2
-    halves = [(base[:half], new[:half]), (base[half : 2 * half], new[half : 2 * half])]
-
-    def work(pair: tuple[Bits, Bits]) -> None:
-        for _ in range(5):
-            ulp.decode(pair[0], ulp.encode_counted(*pair, "BF16").body, "BF16", pair[0].size)
-
-    start = time.perf_counter()
-    for pair in halves:
-        work(pair)
-    one = time.perf_counter() - start
-    with ThreadPoolExecutor(2) as pool:
-        start = time.perf_counter()
-        list(pool.map(work, halves))
-        return one / (time.perf_counter() - start)
-
-
 def rows(folder: Path | None, rounds: int) -> Iterator[Row]:
     """All deltas with a target."""
     for regime in ("steady", "early", "pure"):
@@ -223,30 +206,48 @@ def rows(folder: Path | None, rounds: int) -> Iterator[Row]:
     yield measure("nothing changed", same, same.copy(), Target(100 * 40 / same.nbytes, 0.5, 0.5), rounds)
 
 
+PARTS = ("targets", "small", "threads")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("deltas", nargs="?", type=Path)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", choices=PARTS, action="append", help="may be repeated; usually all")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    measured = list(rows(arguments.deltas, arguments.rounds))
+    parts = arguments.only or PARTS
+    measured = list(rows(arguments.deltas, arguments.rounds)) if "targets" in parts else []
+    small = list(codec_small.rows(arguments.rounds)) if "small" in parts else []
+    threads = list(codec_threads.rows(arguments.rounds)) if "threads" in parts else []
     if arguments.json:
-        print(json.dumps([asdict(row) | {"meets": row.verdicts} for row in measured], indent=1))
+        targets = [asdict(row) | {"meets": row.verdicts} for row in measured]
+        found = {"targets": targets, "small": list(map(asdict, small)), "threads": list(map(asdict, threads))}
+        print(json.dumps(found, indent=1))
         return
+    if measured:
+        print(table(measured))
+    if small:
+        print(f"\n{codec_small.table(small)}")
+    if threads:
+        print(f"\n{codec_threads.table(threads)}")
+
+
+def table(measured: list[Row]) -> str:
+    """Markdown."""
     columns = ["delta", "changed", "% of BF16 (target)", "bits a change", "encode GB/s", "of memcpy", "decode GB/s"]
     columns += ["of memcpy", "with digest", "XXH3", "memcpy"]
-    print(f"| {' | '.join(columns)} |")
-    print("|---" * len(columns) + "|")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for row in measured:
         size, encode, decode = ("" if met else " MISSED" for met in row.verdicts)
-        print(
+        lines.append(
             f"| {row.name} | {row.changed_percent:.3f} % | {row.percent:.4f} ({row.target.percent:.4f}){size}"
             f" | {row.bits_per_change:.2f} | {row.encode:.2f}"
             f" | {row.encode / row.memcpy:.2f} ({row.target.encode}){encode}"
             f" | {row.decode:.2f} | {row.decode / row.memcpy:.2f} ({row.target.decode}){decode}"
             f" | {row.decode_with_digest:.2f} | {row.xxh3:.1f} | {row.memcpy:.1f} |"
         )
-    print(f"\ntwo threads: {two_threads(*iid(1e-6, 3)):.2f} times one")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ Tensors may be torch or numpy, of any shape and dtype, contiguous or not, on any
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,11 +18,9 @@ from codec.change import Change, apply_change
 from codec.digest import Buffer, as_bytes, digest, update_patched
 from codec.dtypes import ArrayLike, Bits, DType
 from codec.errors import BaseMismatch, CorruptFrame, InvalidInput
-from codec.group import decode_group, encode_group, needs_base
-from codec.header import FrameHeader
-
-T = TypeVar("T")
-R = TypeVar("R")
+from codec.group import decode_group, encode_payload, needs_base
+from codec.header import FrameHeader, chunks_of
+from codec.threads import in_order
 
 
 def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype: str | None = None) -> bytes:
@@ -43,10 +40,8 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
     old, now = dtypes.to_bits(base), dtypes.to_bits(new)
     if tuple(base.shape) != tuple(new.shape):
         raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
-    head = FrameHeader(info, (now.size,), digest(now), digest(old))
-    return header.write(
-        head, _on_all_cores(lambda c: encode_group(old[c], now[c], info.name, method=method).payload, head.chunks)
-    )
+    (of_new, of_old), payloads = _encode([now, old], old, now, info, method)
+    return header.write(FrameHeader(info, (now.size,), of_new, of_old), payloads)
 
 
 def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
@@ -54,8 +49,23 @@ def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
     info = _meaning(new, dtype)
     now = dtypes.to_bits(new)
     shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)
-    head = FrameHeader(info, shape, digest(now), None)
-    return header.write(head, _on_all_cores(lambda c: encode_group(None, now[c], info.name).payload, head.chunks))
+    (of_new,), payloads = _encode([now], None, now, info, "auto")
+    return header.write(FrameHeader(info, shape, of_new, None), payloads)
+
+
+def _encode(
+    hashed: list[Bits], old: Bits | None, now: Bits, info: DType, method: str
+) -> tuple[list[bytes], list[bytes]]:
+    """The digests of ``hashed``, one thread's work each, which therefore begin first; the payload of each chunk."""
+
+    def code(chunk: slice) -> bytes:
+        return encode_payload(None if old is None else old[chunk], now[chunk], info.name, method=method)[0]
+
+    chunks = chunks_of(now.size)
+    jobs: list[Callable[[], bytes]] = [partial(digest, bits) for bits in hashed]
+    jobs += [partial(code, chunk) for chunk in chunks]
+    done = list(in_order(jobs, threads=len(chunks) > 1))
+    return done[: len(hashed)], done[len(hashed) :]
 
 
 def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
@@ -74,13 +84,9 @@ def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
         raise InvalidInput(f"the frame holds {head.dtype.name}, the buffer {buffer.dtype}")
     if bits.size != head.count:
         raise InvalidInput(f"the frame has {head.count} elements, the buffer {bits.size}")
-    if head.base_digest is not None and digest(bits) != head.base_digest:
-        raise BaseMismatch(
-            "the buffer does not hold the bytes this delta starts from; apply the deltas before it, or a full"
-        )
     changes = _decode(head, payloads, bits)
-    for chunk, change in zip(head.chunks, changes, strict=True):
-        apply_change(bits[chunk], change)
+    stores = [partial(apply_change, bits[chunk], change) for chunk, change in zip(head.chunks, changes, strict=True)]
+    list(in_order(stores, threads=True))
     dtypes.store(buffer, bits)
 
 
@@ -95,25 +101,44 @@ def decode_full(frame: Buffer, *, container: str = "torch") -> ArrayLike:
         raise InvalidInput("the frame is a delta: apply_delta() it to its base")
     bits = np.empty(head.count, head.dtype.bits)  # header.read has checked that the payloads can hold as much
 
-    def fill(job: tuple[slice, memoryview]) -> None:
-        chunk, payload = job
+    def fill(chunk: slice, payload: memoryview) -> slice:
         apply_change(bits[chunk], _decode_chunk(head, payload, None, chunk))
+        return chunk
 
-    _on_all_cores(fill, zip(head.chunks, payloads, strict=True))
-    _compare(digest(bits), head)
+    hasher = xxhash.xxh3_128()
+    jobs = [partial(fill, chunk, payload) for chunk, payload in zip(head.chunks, payloads, strict=True)]
+    for chunk in in_order(jobs, threads=True):
+        hasher.update(as_bytes(bits[chunk]))
+    _compare(hasher.digest(), head)
     return dtypes.from_bits(bits, head.dtype, head.shape, container)
 
 
 def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits) -> list[Change]:
-    """The change of every chunk, verified together against the digest of the result."""
-
-    def decode(job: tuple[slice, memoryview]) -> Change:
-        chunk, payload = job
-        return _decode_chunk(head, payload, None if head.base_digest is None else base[chunk], chunk)
-
-    changes = _on_all_cores(decode, zip(head.chunks, payloads, strict=True))
-    _compare(_digest_of(head.chunks, changes, base), head)
+    """The change of every chunk, once the digests of base and result have been compared."""
+    is_delta = head.base_digest is not None
+    jobs: list[Callable[[], Any]] = [partial(digest, base)] if is_delta else []
+    for chunk, payload in zip(head.chunks, payloads, strict=True):
+        jobs.append(partial(_decode_chunk, head, payload, base[chunk] if is_delta else None, chunk))
+    results = in_order(jobs, threads=len(payloads) > 1)
+    if is_delta and next(results) != head.base_digest:
+        raise BaseMismatch(
+            "the buffer does not hold the bytes this delta starts from; apply the deltas before it, or a full"
+        )
+    changes: list[Change] = []
+    hasher = xxhash.xxh3_128()
+    for chunk, change in zip(head.chunks, results, strict=True):
+        changes.append(change)
+        if len(payloads) > 1:
+            _update(hasher, base[chunk], change)  # while later chunks are decoded
+    _compare(hasher.digest() if len(changes) != 1 else changes[0].digest, head)
     return changes
+
+
+def _update(hasher: xxhash.xxh3_128, base: Bits, change: Change) -> None:
+    if change.whole is not None:
+        hasher.update(as_bytes(change.whole))
+    else:
+        update_patched(hasher, base, change.index, change.bits)
 
 
 def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chunk: slice) -> Change:
@@ -125,27 +150,6 @@ def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chu
 def _compare(found: bytes, head: FrameHeader) -> None:
     if found != head.digest:
         raise CorruptFrame("the frame decodes to other bytes than its digest says; fetch it again")
-
-
-def _digest_of(chunks: list[slice], changes: list[Change], base: Bits) -> bytes:
-    if len(changes) == 1:
-        return changes[0].digest
-    hasher = xxhash.xxh3_128()
-    for chunk, change in zip(chunks, changes, strict=True):
-        if change.whole is not None:
-            hasher.update(as_bytes(change.whole))
-        else:
-            update_patched(hasher, base[chunk], change.index, change.bits)
-    return hasher.digest()
-
-
-def _on_all_cores(work: Callable[[T], R], jobs: Iterable[T]) -> list[R]:
-    """``work`` for every job, in order; in threads if there is more than one, since the heavy loops release the GIL."""
-    todo = list(jobs)
-    if len(todo) < 2:
-        return [work(job) for job in todo]
-    with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1), thread_name_prefix="weightcast-codec") as pool:
-        return list(pool.map(work, todo))
 
 
 def _meaning(array: ArrayLike, dtype: str | None) -> DType:

@@ -34,13 +34,19 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
     the arguments alone. ``changed`` counts elements whose bits differ: all of them in a full.
     Heavy loops release the GIL. Raises :class:`InvalidInput`.
     """
+    payload, changed = encode_payload(base, new, dtype, method=method)
+    return EncodedGroup(payload, digest(new), changed)
+
+
+def encode_payload(base: Bits | None, new: Bits, dtype: str, *, method: str = "auto") -> tuple[bytes, int]:
+    """As :func:`encode_group`, without the digest: the payload, and how many elements changed."""
     info = find(dtype)
     _check(new, info, "new")
     if method != "auto":
         methods.find(method)
     if base is None:
         names = ["planes"] if method == "auto" else [method]
-        return EncodedGroup(_smallest(names, None, new, dtype, {}), digest(new), new.size)
+        return _smallest(names, None, new, dtype, {}), new.size
     _check(base, info, "base")
     if base.size != new.size:
         raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
@@ -53,9 +59,9 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
     else:
         changed = kernels.count_changed(base, new)
     if changed == 0:
-        return EncodedGroup(bytes([methods.SAME]), digest(new), 0)
+        return bytes([methods.SAME]), 0
     names = choice.candidates(changed, new, default) if likely is None else likely
-    return EncodedGroup(_smallest(names, base, new, dtype, known), digest(new), changed)
+    return _smallest(names, base, new, dtype, known), changed
 
 
 def _smallest(names: list[str], base: Bits | None, new: Bits, dtype: str, known: dict[str, bytes]) -> bytes:

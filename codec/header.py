@@ -51,7 +51,7 @@ class FrameHeader:
     @property
     def chunks(self) -> list[slice]:
         """The element ranges that are coded on their own; none for an empty tensor."""
-        return [slice(at, min(at + CHUNK_N, self.count)) for at in range(0, self.count, CHUNK_N)]
+        return chunks_of(self.count)
 
     def validate(self) -> None:
         """Raise :class:`InvalidInput` unless the header can be written; readers translate it to CorruptFrame."""
@@ -64,6 +64,11 @@ class FrameHeader:
             raise InvalidInput("a delta has one dimension, the element count")
         if any(len(d) != DIGEST_BYTES for d in (self.digest, self.base_digest) if d is not None):
             raise InvalidInput(f"a digest has {DIGEST_BYTES} bytes")
+
+
+def chunks_of(count: int) -> list[slice]:
+    """The element ranges into which a tensor of ``count`` elements is cut."""
+    return [slice(at, min(at + CHUNK_N, count)) for at in range(0, count, CHUNK_N)]
 
 
 def write(header: FrameHeader, payloads: list[bytes]) -> bytes:

@@ -64,8 +64,9 @@ def test_the_command_measures_a_folder_beside_synthetic_deltas(deltas: Path, tmp
     found = json.loads(done.stdout)
     names = [case["name"] for case in found["cases"]]
     assert names[0] == "steady 1->2"
-    assert names[1:4] == ["i.i.d. lr 1e-7", "i.i.d. lr 1e-6", "i.i.d. lr 3e-6"]
-    assert [name.split()[1] for name in names[4:]] == ["F16", "F32", "F8_E4M3", "F8_E5M2"]
+    rates = ["i.i.d. lr 1e-7", "i.i.d. lr 1e-6", "i.i.d. lr 3e-6"]
+    assert names[1:7] == [name + more for name in rates for more in ("", ", 1 MiB tensors and norms")]
+    assert [name.split()[1] for name in names[7:]] == ["F16", "F32", "F8_E4M3", "F8_E5M2"]
     for case in found["cases"]:
         is_bf16 = case["dtypes"] == ["BF16"]
         assert [row["coder"] for row in case["rows"]] == ([] if is_bf16 else ["auto"]) + CODERS
@@ -131,8 +132,20 @@ def test_best_of_takes_the_shortest_time_and_the_best_result() -> None:
 def test_groups_join_small_tensors_of_one_dtype(make_pair: Callable[..., Pair]) -> None:
     pairs = [make_pair("a", (10,), 1), make_pair("b", (20,), 2), make_pair("c", (5,), 1, "F32"), make_pair("d", (), 0)]
     joined = groups(pairs)
-    assert [(group.dtype, group.new.size) for group in joined] == [("BF16", 30), ("F32", 5), ("BF16", 1)]
-    assert np.array_equal(joined[0].new, np.concatenate([pairs[0].new, pairs[1].new]))
+    assert [(group.dtype, group.new.size) for group in joined] == [("BF16", 31), ("F32", 5)]
+    assert np.array_equal(joined[0].new, np.concatenate([pairs[0].new, pairs[1].new, pairs[3].new]))
+
+
+def test_groups_are_those_of_one_rank(make_pair: Callable[..., Pair]) -> None:
+    large = make_pair("model.layers.0.w", (5000, 5000), 10)
+    joined = groups([large, make_pair("model.norm", (8,), 1), make_pair("empty", (0, 4), 0)])
+    assert [group.new.nbytes >> 20 for group in joined] == [47, 0]
+    assert np.array_equal(joined[0].new, large.new)
+    assert groups([]) == []
+    with pytest.raises(MeasureError, match="could not be published"):
+        groups([make_pair("a name with spaces", (8,), 1)])
+    with pytest.raises(MeasureError, match="twice"):
+        groups([make_pair("w", (8,), 1), make_pair("w", (8,), 1)])
 
 
 def test_steps_of_a_folder_follow_each_other(deltas: Path) -> None:

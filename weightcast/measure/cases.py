@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,15 +19,36 @@ USUAL_STEPS = (4, 7)
 
 
 def synthetic(count: int, seed: int) -> Iterator[Case]:
-    """BF16 at three learning rates, then the other widths of floats at 1e-6; ``count`` weights each."""
+    """BF16 at three learning rates, as one tensor and as many; then other floats at 1e-6; ``count`` weights each."""
     for lr in LEARNING_RATES:
-        yield _case(f"i.i.d. lr {lr:.0e}".replace("e-0", "e-"), iid.generate(lr, "BF16", count, seed))
+        name = f"i.i.d. lr {lr:.0e}".replace("e-0", "e-")
+        drawn = iid.generate(lr, "BF16", count, seed)
+        yield _case(name, drawn)
+        yield Case(f"{name}, 1 MiB tensors and norms", list(in_small_tensors(drawn.pair)), iid.floor_bytes(drawn))
     for dtype in OTHER_DTYPES:
         yield _case(f"i.i.d. {dtype} lr 1e-6", iid.generate(1e-6, dtype, count, seed))
 
 
 def _case(name: str, drawn: iid.Synthetic) -> Case:
     return Case(name, [drawn.pair], iid.floor_bytes(drawn))
+
+
+def in_small_tensors(pair: Pair) -> Iterator[Pair]:
+    """The same weights as layers of eight experts of 1 MiB, two norms and a bias, until they are used up."""
+    for name, start, stop in _small_tensors(pair.new.size, (1 << 20) // pair.new.itemsize):
+        yield Pair(name, pair.dtype, (stop - start,), pair.base[start:stop], pair.new[start:stop])
+
+
+def _small_tensors(count: int, expert: int) -> Iterator[tuple[str, int, int]]:
+    layer = [("input_layernorm.weight", 4096), ("mlp.gate.bias", 1024), ("post_attention_layernorm.weight", 4096)]
+    layer += [(f"mlp.experts.{i}.up_proj.weight", expert) for i in range(8)]
+    at = 0
+    for number in itertools.count():
+        for name, size in layer:
+            if at == count:
+                return
+            start, at = at, min(at + size, count)
+            yield f"model.layers.{number}.{name}", start, at
 
 
 def tiny(seed: int) -> Iterator[Case]:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 import codec
 from codec.dtypes import Bits
 from trainer_agent.checkpoint import open_checkpoint
-from weight_store.grouping import GROUP_BYTES, layer_order
+from weight_store.boxes import Box
+from weight_store.errors import LayoutError
+from weight_store.grouping import layer_order, resolve_layout
+from weight_store.layout import Group as LayoutGroup
+from weight_store.layout import Layout
+from weight_store.offer import Offer
 from weightcast.measure.errors import MeasureError
 
 
@@ -36,7 +43,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Consecutive pairs of one dtype, joined as the agents join them before they code."""
+    """Pieces of one dtype, joined as the agents join them before they code."""
 
     dtype: str
     base: Bits
@@ -44,19 +51,45 @@ class Group:
 
 
 def groups(pairs: Sequence[Pair]) -> list[Group]:
-    """Join consecutive pairs of one dtype until a group holds 32 MiB; copies. Empty tensors vanish."""
-    runs: list[list[Pair]] = []
-    held = GROUP_BYTES
-    for pair in pairs:
-        if held >= GROUP_BYTES or runs[-1][0].dtype != pair.dtype:
-            runs.append([])
-            held = 0
-        runs[-1].append(pair)
-        held += pair.nbytes
-    joined = [
-        Group(run[0].dtype, np.concatenate([p.base for p in run]), np.concatenate([p.new for p in run])) for run in runs
-    ]
-    return [group for group in joined if group.new.size]
+    """The groups that one rank makes of ``pairs``; copies. Empty tensors vanish.
+
+    Raises :class:`MeasureError` for what no run could publish, such as a name that comes twice.
+    """
+    solid = [pair for pair in pairs if pair.new.size]
+    by_name = {pair.name: pair for pair in solid}
+    return [_joined(by_name, group) for group in _layout(solid).groups] if solid else []
+
+
+def _layout(pairs: Sequence[Pair]) -> Layout:
+    try:
+        offer = Offer(
+            run_id=str(uuid.UUID(int=0)),
+            term=1,
+            rank=0,
+            world_size=1,
+            names=tuple(pair.name for pair in pairs),
+            dtypes=tuple(pair.dtype for pair in pairs),
+            itemsizes=tuple(pair.new.itemsize for pair in pairs),
+            shapes=tuple(pair.shape for pair in pairs),
+            offsets=tuple((0,) * len(pair.shape) for pair in pairs),
+            sizes=tuple(pair.shape for pair in pairs),
+        )
+        return resolve_layout([offer])
+    except (ValidationError, LayoutError) as error:
+        raise MeasureError(f"these tensors could not be published: {error}") from None
+
+
+def _joined(pairs: Mapping[str, Pair], group: LayoutGroup) -> Group:
+    cuts = [(pairs[piece.tensor.name], _slices(piece.box)) for piece in group.pieces]
+    return Group(
+        group.dtype,
+        np.concatenate([pair.base.reshape(pair.shape)[box].reshape(-1) for pair, box in cuts]),
+        np.concatenate([pair.new.reshape(pair.shape)[box].reshape(-1) for pair, box in cuts]),
+    )
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(offset, offset + size) for offset, size in zip(box.offsets, box.sizes, strict=True))
 
 
 class TensorFiles:

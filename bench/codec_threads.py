@@ -1,0 +1,126 @@
+"""What a second core gains, by wall clock: pieces side by side, and one large piece whose chunks are.
+
+With one core the process is pinned to one (Linux), so that both runs take the same code. Memory is shared by the cores:
+what memcpy itself gains from a second one is printed beside, and is all that a coder at memory speed can gain.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+import codec
+from codec.dtypes import Bits
+from weightcast.measure import iid
+from weightcast.measure.timing import one_thread
+
+COUNT = 1 << 26
+"""Weights: 128 MiB, four chunks or eight pieces."""
+PIECES = 8
+WANTED = 1.8
+
+
+@dataclass(frozen=True)
+class Row:
+    """One piece of work. Speeds are GB/s of BF16 bytes by wall clock."""
+
+    name: str
+    one_gbps: float
+    two_gbps: float
+
+    @property
+    def ratio(self) -> float:
+        """How much faster two cores are."""
+        return self.two_gbps / self.one_gbps
+
+
+def rows(rounds: int) -> Iterator[Row]:
+    """memcpy first: the ceiling of the rest."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if len(cores) < 2:
+        raise SystemExit("two cores are needed to compare one with two")
+    with one_thread():
+        yield Row("memcpy", *speeds(copying(), cores, rounds))
+        yield Row("XXH3-128 of two arrays", *speeds(hashing(), cores, rounds))
+        for lr in (1e-7, 1e-6):
+            drawn = iid.generate(lr, "BF16", COUNT, seed=3).pair
+            for name, work in works(drawn.base, drawn.new).items():
+                yield Row(f"lr {lr:g}: {name}", *speeds(work, cores, rounds))
+
+
+def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
+    """Name -> work on all cores that the process may use."""
+    cuts = [slice(at, at + COUNT // PIECES) for at in range(0, COUNT, COUNT // PIECES)]
+    frame = codec.encode_delta(base, new, dtype="BF16")
+    coded = [codec.encode_group(base[cut], new[cut], "BF16") for cut in cuts]
+    full = codec.encode_delta(new, base, dtype="BF16")  # back again, so that a round of apply ends where it began
+    buffer = base.copy()
+
+    def there_and_back() -> None:
+        codec.apply_delta(buffer, frame)
+        codec.apply_delta(buffer, full)
+
+    def encode(cut: slice) -> object:
+        return codec.encode_group(base[cut], new[cut], "BF16")
+
+    def decode(i: int) -> object:
+        return codec.decode_group(base[cuts[i]], coded[i].payload, "BF16", COUNT // PIECES)
+
+    return {
+        "one piece, encode_delta": lambda: codec.encode_delta(base, new, dtype="BF16"),
+        "one piece, apply_delta and back": there_and_back,
+        "pieces, encode_group": lambda: on_all_cores(encode, cuts),
+        "pieces, decode_group": lambda: on_all_cores(decode, range(PIECES)),
+    }
+
+
+def copying() -> Callable[[], object]:
+    """Halves of an array, as many at a time as there are cores."""
+    source = np.arange(COUNT, dtype=np.uint16)
+    target = np.empty_like(source)
+    parts = list(zip(np.split(target, PIECES), np.split(source, PIECES), strict=True))
+    return lambda: on_all_cores(lambda pair: np.copyto(*pair), parts)
+
+
+def hashing() -> Callable[[], object]:
+    """XXH3 is serial within one array."""
+    halves = np.split(np.arange(COUNT, dtype=np.uint16), 2)
+    return lambda: on_all_cores(codec.digest, halves)
+
+
+def on_all_cores(work: Callable[..., object], jobs: Sequence[object]) -> None:
+    """``work`` for each job, in as many threads as the process may use cores."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(work, jobs))
+
+
+def speeds(work: Callable[[], object], cores: Sequence[int], rounds: int) -> tuple[float, float]:
+    """GB/s with the first core and with both, which take turns; the best of ``rounds``. Threads inherit the pinning."""
+    allowed = os.sched_getaffinity(0)
+    best = [math.inf, math.inf]
+    try:
+        for _ in range(rounds):
+            for i, some in enumerate((cores[:1], cores)):
+                os.sched_setaffinity(0, some)
+                start = time.perf_counter()
+                work()
+                best[i] = min(best[i], time.perf_counter() - start)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return 2 * COUNT / best[0] / 1e9, 2 * COUNT / best[1] / 1e9
+
+
+def table(measured: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = ["| work | one core GB/s | two cores GB/s | two to one |", "|---|---|---|---|"]
+    ceiling = measured[0].ratio
+    for row in measured:
+        missed = f" MISSED (wanted {WANTED}; memcpy {ceiling:.2f})" if "lr" in row.name and row.ratio < WANTED else ""
+        lines.append(f"| {row.name} | {row.one_gbps:.2f} | {row.two_gbps:.2f} | {row.ratio:.2f}{missed} |")
+    return "\n".join(lines)
