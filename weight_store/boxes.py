@@ -5,11 +5,19 @@ A box is (offsets, sizes) within a global shape, as in torch DCP. A 0-d tensor h
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from weight_store.errors import LayoutError
+
 Dims = tuple[int, ...]
+
+_FEW = 8
+"""Boxes that are compared pair by pair sooner than parted again."""
+_MAX_PARTS = 1 << 18
+"""Boxes, and parts of boxes that were in the way of a cut, which are looked at before a tangle is given up."""
 
 
 class Box(NamedTuple):
@@ -160,8 +168,8 @@ def is_one_cut(boxes: Sequence[tuple[Dims, Dims]], shape: Dims) -> bool:
 def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
     """Return the indices of two overlapping boxes of one tensor, the smaller first, or None.
 
-    Cuts along planes that no box crosses, as every usual sharding allows (n log n); compares pairs only within what
-    cannot be cut.
+    Cuts along planes that no box crosses, as every usual sharding allows (n log n); only what no such plane parts is
+    cut through boxes. ``LayoutError`` where that does not end: no sharding looks so.
     """
     solid = [i for i, box in enumerate(boxes) if box.elements]
     axes = len(boxes[0].sizes) if boxes else 0
@@ -171,7 +179,7 @@ def find_overlap(boxes: Sequence[Box]) -> tuple[int, int] | None:
         if len(chosen) < 2:
             continue
         if uncut == axes:
-            pair = _sweep(boxes, chosen, axes)
+            pair = _search(boxes, chosen)
             if pair is not None:
                 return pair
             continue
@@ -195,19 +203,43 @@ def _slabs(boxes: Sequence[Box], chosen: Sequence[int], axis: int) -> list[list[
     return slabs
 
 
-def _sweep(boxes: Sequence[Box], chosen: Sequence[int], axes: int) -> tuple[int, int] | None:
-    if not axes:
-        return (chosen[0], chosen[1])
-    axis = max(range(axes), key=lambda d: len({boxes[i].offsets[d] for i in chosen}))
-    active: list[int] = []
-    for i in sorted(chosen, key=lambda i: boxes[i].offsets[axis]):
-        here = boxes[i].offsets[axis]
-        active = [j for j in active if boxes[j].offsets[axis] + boxes[j].sizes[axis] > here]
-        for j in active:
-            if boxes[i].overlaps(boxes[j]):
+def _search(boxes: Sequence[Box], chosen: Sequence[int]) -> tuple[int, int] | None:
+    """Halve the boxes, cutting those in the way in two, until few are left to be compared pair by pair."""
+    pending = [[(i, boxes[i]) for i in chosen]]
+    work = 0
+    while pending:
+        parts = pending.pop()
+        work += len(parts)
+        if work > _MAX_PARTS + 24 * len(chosen):
+            raise LayoutError(f"{len(chosen)} boxes of one tensor are too entangled to be compared")
+        for (i, a), (j, b) in itertools.combinations(parts[:_FEW], 2):
+            if a.overlaps(b):
                 return (min(i, j), max(i, j))
-        active.append(i)
+        if len(parts) > _FEW:
+            pending.extend(_cut(parts))
     return None
+
+
+def _cut(parts: Sequence[tuple[int, Box]]) -> list[list[tuple[int, Box]]]:
+    """Two lists, on either side of the middle of the faces of that axis on which the fewest boxes are in the way."""
+    best: list[list[tuple[int, Box]]] = []
+    for axis in range(len(parts[0][1].sizes)):
+        faces = sorted(face for _, box in parts for face in (box.offsets[axis], box.offsets[axis] + box.sizes[axis]))
+        inner = [face for face in faces if faces[0] < face < faces[-1]]
+        if not inner:
+            continue
+        at = inner[len(inner) // 2]
+        low = [(i, _clip(box, axis, faces[0], at)) for i, box in parts if box.offsets[axis] < at]
+        high = [(i, _clip(box, axis, at, faces[-1])) for i, box in parts if box.offsets[axis] + box.sizes[axis] > at]
+        if not best or len(low) + len(high) < sum(map(len, best)):
+            best = [low, high]
+    return best
+
+
+def _clip(box: Box, axis: int, start: int, end: int) -> Box:
+    low = max(box.offsets[axis], start)
+    high = min(box.offsets[axis] + box.sizes[axis], end)
+    return Box(_with(box.offsets, axis, low), _with(box.sizes, axis, high - low))
 
 
 def find_hole(boxes: Iterable[Box], shape: Dims) -> Box | None:

@@ -164,7 +164,10 @@ def _check_boxes(name: str, offered: _Offered) -> None:
     boxes = list(_solid(offered))
     if is_one_cut(boxes, offered.shape):
         return
-    pair = find_overlap(boxes)
+    try:
+        pair = find_overlap(boxes)
+    except LayoutError as error:
+        raise LayoutError(f"{name}: {error}") from None
     if pair is not None:
         a, b = boxes[pair[0]], boxes[pair[1]]
         raise LayoutError(

@@ -184,7 +184,10 @@ def _check_tiling(name: str, shape: Dims, pieces: list[Box]) -> None:
     scattered = next((box for box in pieces if len(shape) > 2 and span_count(box, shape) > MAX_SPANS), None)
     if scattered is not None:
         raise ValueError(f"piece {scattered} of {name} is scattered over more than {MAX_SPANS} places of its tensor")
-    pair = find_overlap(pieces)
+    try:
+        pair = find_overlap(pieces)
+    except LayoutError as error:
+        raise ValueError(f"{name}: {error}") from None
     if pair is not None:
         raise ValueError(f"pieces {pieces[pair[0]]} and {pieces[pair[1]]} of {name} overlap")
     if sum(box.elements for box in pieces) != Box(shape, shape).elements:

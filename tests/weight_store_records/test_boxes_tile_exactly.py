@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weight_store.boxes import Box, find_hole, find_overlap, is_one_cut, span_count, spans, split, whole
+from weight_store.errors import LayoutError
 
 
 @st.composite
@@ -184,6 +185,36 @@ def test_a_pinwheel_has_no_cut_and_is_still_decided() -> None:
     assert find_overlap(pinwheel) is None
     assert find_hole(pinwheel, (3, 3)) is None
     assert find_overlap([*pinwheel[:4], Box((1, 1), (1, 2))]) == (1, 4)
+
+
+def spokes(n: int) -> list[Box]:
+    """A pinwheel, which no plane cuts, around ``n`` rows that all reach over each other."""
+    outer = [Box((0, 0), (3 * n, n)), Box((3 * n, 0), (n, 3 * n)), Box((n, 3 * n), (3 * n, n)), Box((0, n), (n, 3 * n))]
+    return outer + [Box((n + 1 + i, n + i), (n - 2, 1)) for i in range(n)]
+
+
+def test_boxes_that_no_plane_parts_are_compared_in_little_work() -> None:
+    """Pair by pair this would take hours, and an offer of a megabyte holds them."""
+    boxes = spokes(20_000)
+    assert find_overlap(boxes) is None
+    assert find_overlap([*boxes, Box((31_000, 30_000), (1, 1))]) == (10_004, len(boxes))
+
+
+def bars(n: int) -> list[Box]:
+    """Along each of three axes, past each other: whatever the plane, it cuts many."""
+    pairs = [(i, j) for i in range(n) for j in range(n)]
+    found = [Box((0, 2 * i, 2 * j), (2 * n, 1, 1)) for i, j in pairs]
+    found += [Box((2 * i, 0, 2 * j + 1), (1, 2 * n, 1)) for i, j in pairs]
+    return found + [Box((2 * i + 1, 2 * j + 1, 0), (1, 1, 2 * n)) for i, j in pairs]
+
+
+def test_a_tangle_is_decided_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tangle = bars(8)
+    assert find_overlap(tangle) is None
+    assert find_overlap([*tangle, Box((1, 1, 1), (1, 1, 1))]) == (128, 192)
+    monkeypatch.setattr("weight_store.boxes._MAX_PARTS", -4_000)
+    with pytest.raises(LayoutError, match="too entangled"):
+        find_overlap(tangle)
 
 
 def test_a_large_grid_of_boxes_is_settled_in_little_work() -> None:
