@@ -25,7 +25,8 @@ def _run_id() -> str:
 class Ambient:
     """Clock (monotonic seconds), sleep, fresh identifiers, and where long computations run.
 
-    ``offload(function, *args)`` runs a pure function off the event loop; a simulation calls it in place.
+    ``offload(function, *args)`` runs a pure function off the event loop; a simulation calls it in place. ``large`` is
+    held by whoever handles an object that takes so much memory that two at once would be too many.
     """
 
     clock: Callable[[], float] = time.monotonic
@@ -33,6 +34,7 @@ class Ambient:
     nonce: Callable[[], str] = _nonce
     run_id: Callable[[], str] = _run_id
     offload: Callable[..., Awaitable[Any]] = asyncio.to_thread
+    large: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 @dataclass(frozen=True, slots=True)

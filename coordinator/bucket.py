@@ -43,14 +43,25 @@ from weight_store.offer import Offer
 from weight_store.position import GENESIS, Position
 from weight_store.reading import read_head, read_manifest, read_shared
 from weight_store.receipt import Receipt
-from weight_store.records import MAX_COLUMNS_BYTES, MAX_RECORD_BYTES, pack, record_format, sha256_hex, unpack
+from weight_store.records import (
+    MAX_COLUMNS_BYTES,
+    MAX_RECORD_BYTES,
+    pack,
+    record_format,
+    sha256_hex,
+    unpack,
+    unpacked_bytes,
+)
 from weight_store.store import Store
 from weight_store.version import Abort, Open
 
 T = TypeVar("T")
 
+_LARGE_BYTES = 16 << 20
+"""Offers larger than this, packed or not, are read one at a time: many at once would take all memory there is. An
+honest one has some 60 bytes a piece, so this is a quarter of a million pieces of one rank."""
 _SMALL_BYTES = 64 << 10
-"""Objects larger than this are parsed off the event loop; a packed one may be twenty times as large inside."""
+"""Objects larger than this, packed or not, are parsed off the event loop."""
 
 
 class RunBucket:
@@ -134,7 +145,7 @@ class RunBucket:
         if found is None:
             key = layout_key(self._run, sha256)
             data = await read_shared(self._store, key, MAX_COLUMNS_BYTES)
-            found = self._layouts.put(sha256, await self._parsed(_parse_layout, data, key))
+            found = self._layouts.put(sha256, await self._parsed(_parse_layout, data, key, unpacked_bytes(data)))
         return found
 
     async def find_layout(self, sha256: str) -> Layout | None:
@@ -148,10 +159,17 @@ class RunBucket:
         """Return what a rank offers in a term, or None if it is not there."""
         key = offer_key(self._run, term, rank)
         try:
-            data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
+            data = (await self._store.get(key, max_bytes=_LARGE_BYTES)).data
         except ObjectNotFound:
             return None
-        return await self._parsed(_parse_offer, data, key)
+        except ObjectTooLarge:
+            data = None
+        if data is not None and unpacked_bytes(data) <= _LARGE_BYTES:
+            return await self._parsed(_parse_offer, data, key, unpacked_bytes(data))
+        async with self._ambient.large:
+            if data is None:
+                data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
+            return await self._parsed(_parse_offer, data, key, unpacked_bytes(data))
 
     async def write_layout(self, layout: Layout) -> str:
         """Store a layout under the SHA-256 of its JSON and return that. One that is there already is the same."""
@@ -224,8 +242,8 @@ class RunBucket:
             case CreateRegister(record):
                 await store.create(manifest_key(run, record.version), record.to_bytes())
 
-    async def _parsed(self, parse: Callable[[bytes, str], T], data: bytes, key: str) -> T:
-        if len(data) <= _SMALL_BYTES:
+    async def _parsed(self, parse: Callable[[bytes, str], T], data: bytes, key: str, inside_bytes: int = 0) -> T:
+        if max(len(data), inside_bytes) <= _SMALL_BYTES:
             return parse(data, key)
         parsed: T = await self._ambient.offload(parse, data, key)
         return parsed

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from typing import Annotated, Any, ClassVar, Self
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 import zstandard
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -22,6 +23,7 @@ MAX_RANKS = 100_000
 MAX_RECORD_BYTES = 64 << 20
 """Bound of head, control, open, receipt, manifest and abort: refused before memory is taken."""
 MAX_COLUMNS_BYTES = 512 << 20
+_REMEMBERED_BYTES = 8 << 10
 """Bound of a layout or offer once unpacked (a million pieces take about 60 MB)."""
 
 _PACK_MAGIC = b"WCPACK\x01\x00"
@@ -60,6 +62,15 @@ class Record(Part):
     @classmethod
     def parse(cls, data: bytes, *, key: str = "") -> Self:
         """Parse and validate. Raises ``FormatError`` or ``UnknownFormatVersion`` with ``key`` in the sentence."""
+        if len(data) <= _REMEMBERED_BYTES:
+            try:
+                return _remembered(cls, bytes(data))
+            except FormatError:
+                pass  # again, for a sentence with the key in it
+        return cls._parse(data, key)
+
+    @classmethod
+    def _parse(cls, data: bytes, key: str) -> Self:
         envelope = _envelope(data, key)
         if envelope.format != cls.FORMAT:
             raise FormatError(f"{key or 'object'} is a {envelope.format!r} object, expected {cls.FORMAT!r}")
@@ -77,6 +88,15 @@ class Record(Part):
 def _fields(part: Part) -> dict[str, Any]:
     """The fields alone: ``dict(part)`` would also have what a cached property left in it."""
     return {name: getattr(part, name) for name in type(part).model_fields}
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+@lru_cache(maxsize=512)
+def _remembered(kind: type[_R], data: bytes) -> _R:
+    """Records are immutable, and a head or manifest that has not changed is read again and again."""
+    return kind._parse(data, "")
 
 
 class _Envelope(Part):
@@ -108,6 +128,11 @@ def _first(error: ValidationError) -> str:
 def pack(json_bytes: bytes) -> bytes:
     """Compress canonical JSON for storage: magic and version, raw length (u64 LE), one zstd frame."""
     return _PACK_HEADER.pack(_PACK_MAGIC, len(json_bytes)) + zstandard.compress(json_bytes, 3)
+
+
+def unpacked_bytes(data: bytes) -> int:
+    """How much :func:`unpack` would take memory for; 0 if there is no header."""
+    return int(_PACK_HEADER.unpack_from(data)[1]) if len(data) >= _PACK_HEADER.size else 0
 
 
 def unpack(data: bytes, *, key: str = "") -> bytes:

@@ -12,10 +12,16 @@ from typing import Any
 import httpx
 import pytest
 
+from coordinator.ambient import Ambient
 from coordinator.app import create_app
+from coordinator.client import CoordinatorClient
 from coordinator.limits import BodyLimit
 from coordinator.protocol import BoundedProtocol
+from coordinator.wire import TermRequest
+from tests.coordinator.conftest import Job
+from weight_store.keys import offer_key
 from weight_store.memory import MemoryStore
+from weight_store.records import pack
 
 PATIENCE_S = 20.0
 """Only how long a test that fails waits."""
@@ -164,3 +170,29 @@ def test_connections_beyond_the_limit_are_turned_away(listen: Callable[..., str]
         assert until_closed(third).startswith(b"HTTP/1.1 503")
     with httpx.Client(base_url=url, trust_env=False) as client:
         assert client.get("/healthz").status_code in (200, 503)
+
+
+async def test_offers_that_unpack_to_much_are_read_one_at_a_time(place: Any) -> None:
+    under_way, most = 0, 0
+
+    async def offload(function: Any, *arguments: Any) -> Any:
+        nonlocal under_way, most
+        large = len(arguments) > 1 and isinstance(arguments[0], bytes) and arguments[0].startswith(b"WCPACK")
+        under_way += large
+        most = max(most, under_way)
+        try:
+            return await asyncio.to_thread(function, *arguments)
+        finally:
+            under_way -= large
+
+    app = create_app(place.store, ambient=Ambient(offload=offload))
+    async with CoordinatorClient("http://coordinator", transport=httpx.ASGITransport(app)) as client:
+        job = Job(place.store, client, "launch-a", world_size=4)
+        job.term = await client.takeover("demo", TermRequest(launch="launch-a"))
+        for rank in range(4):  # a field that nobody knows, and that is ignored: 17 MiB of it, packed to almost nothing
+            raw = job.make_offer(rank).to_bytes()
+            data = pack(raw[:-1] + b',"zzz":"' + b"0" * (17 << 20) + b'"}')
+            await place.store.create(offer_key("demo", 1, rank), data)
+        answer = await client.layout("demo", 1, 4)
+    assert answer.layout is not None
+    assert most == 1
