@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import asyncio
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from coordinator.errors import BadRequest
+from coordinator.problems import MEDIA_TYPE
+from coordinator.wire import Problem
 
 HEAD_TIMEOUT_S = 15.0
 
@@ -31,6 +36,19 @@ class BoundedProtocol(H11Protocol):
             self._forget()
         elif self._deadline is None:
             self._expect()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP with a problem body, as everything else."""
+        detail = f"this is not an HTTP/1.1 request that can be read: {msg}"
+        body = Problem(title="Bad Request", status=400, detail=detail, code=BadRequest.code).model_dump_json().encode()
+        headers = {"Content-Type": MEDIA_TYPE, "Content-Length": str(len(body)), "Connection": "close"}
+        for event in (
+            h11.Response(status_code=400, headers=list(headers.items()), reason=b"Bad Request"),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def on_response_complete(self) -> None:
         """Between requests uvicorn's own clock runs; what was sent ahead may be the next head already."""

@@ -172,6 +172,19 @@ def test_connections_beyond_the_limit_are_turned_away(listen: Callable[..., str]
         assert client.get("/healthz").status_code in (200, 503)
 
 
+@pytest.mark.parametrize(
+    "garbage", [b"\x16\x03\x01 a TLS hello\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"]
+)
+def test_what_is_no_http_gets_a_problem_body(listen: Callable[..., str], garbage: bytes) -> None:
+    with connected(listen(create_app(MemoryStore()), http=BoundedProtocol)) as connection:
+        connection.sendall(garbage)
+        head, _, body = until_closed(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Type: application/problem+json" in head
+    assert (json.loads(body)["code"], json.loads(body)["status"]) == ("bad-request", 400)
+    assert "not an HTTP/1.1 request" in json.loads(body)["detail"]
+
+
 async def test_offers_that_unpack_to_much_are_read_one_at_a_time(place: Any) -> None:
     under_way, most = 0, 0
 
