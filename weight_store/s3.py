@@ -150,12 +150,14 @@ class S3Store:
         while True:
             page = await self._retrier.call(functools.partial(self._page, full_prefix, token))
             for found in page.get("Contents", ()):
-                yield Entry(
-                    self._location.relative_key(found["Key"]),
-                    int(found["Size"]),
-                    found.get("ETag", ""),
-                    found["LastModified"].timestamp(),
-                )
+                with self._translated(""):
+                    entry = Entry(
+                        self._location.relative_key(found["Key"]),
+                        int(found["Size"]),
+                        found.get("ETag", ""),
+                        found["LastModified"].timestamp(),
+                    )
+                yield entry
             if not page.get("IsTruncated") or not page.get("NextContinuationToken"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}

@@ -187,6 +187,11 @@ def translated(place: Place, key: str) -> Iterator[None]:
         yield
     except CLIENT_ERRORS as error:
         raise classify(error, place, key) from error
+    except (ValueError, KeyError) as error:
+        # The clients read numbers, times and fields of an answer as if they could not be wrong.
+        raise StoreUnavailable(
+            f"{place.endpoint} gave an answer that is none of S3's ({_shown(key)}: {type(error).__name__})", key=key
+        ) from error
 
 
 def _shown(key: str) -> str:
