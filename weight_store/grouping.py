@@ -5,6 +5,7 @@ Pure and deterministic: every coordinator computes the same layout from the same
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import defaultdict
@@ -278,7 +279,10 @@ def _blocks(
             stack.layers.add(number)
             stack.owners.add(piece.owner)
     joined = {name: layers_in_a_block(len(s.layers), len(s.owners), s.nbytes) for name, s in stacks.items()}
-    blocks = [(stack_name, number // joined.get(stack_name, 1)) for stack_name, number in places]
+    nth: dict[tuple[str, int], int] = {}
+    for stack_name, group in itertools.groupby(sorted(set(places)), key=lambda place: place[0]):
+        nth |= {place: i // joined.get(stack_name, 1) for i, place in enumerate(group)}
+    blocks = [(stack_name, nth[stack_name, number]) for stack_name, number in places]
     order = {block: i for i, block in enumerate(dict.fromkeys(blocks))}
     return [order[block] for block in blocks]
 

@@ -212,6 +212,15 @@ def test_experts_without_a_layer_share_groups_too(make) -> None:
     assert [g.nbytes // MIB for g in resolve_layout(make.offers(rows)).groups] == [16] * 6 + [4]
 
 
+def test_layers_count_in_their_order_whatever_their_numbers(make) -> None:
+    rows = [row for i in (3, 21, 40, 41) for row in make.rows(f"layers.{i}.w", (8 * MIB // 2,))]
+    layout = resolve_layout(make.offers(rows))
+    assert [[p.tensor.name for p in g.pieces] for g in layout.groups] == [
+        ["layers.3.w", "layers.21.w"],
+        ["layers.40.w", "layers.41.w"],
+    ]
+
+
 def test_frozen_layers_do_not_keep_others_apart(make) -> None:
     shape = (20 * MIB // 2,)
     names = [f"layers.{i}.{part}" for i in range(4) for part in ("frozen", "trained")]
@@ -256,9 +265,10 @@ def test_groups_hold_one_block_dtype_owner_and_freeze(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grouping, "BLOCK_BYTES", block_bytes)
         joined = layers_in_a_block(len(layers), len(owners), sum(live.values()))
+    places = sorted({layer for layer, *_ in tensors})
     grouped = Counter()
     for group in layout.groups:
-        blocks = {int(piece.tensor.name.split(".")[1]) // joined for piece in group.pieces}
+        blocks = {places.index(int(piece.tensor.name.split(".")[1])) // joined for piece in group.pieces}
         assert len(blocks) == 1
         assert all(
             (p.tensor.dtype, p.tensor.itemsize, p.tensor.frozen) == (group.dtype, group.itemsize, group.frozen)
