@@ -107,7 +107,8 @@ class Publisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        # Whoever pressed Ctrl-C has waited long enough; what is undecided is given up.
+        self.close(0.0 if kind is not None and issubclass(kind, KeyboardInterrupt) else 30.0)
 
     @property
     def sidecar_pid(self) -> int | None:

@@ -10,6 +10,7 @@ whoever uses a directory should not spend.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -160,4 +161,6 @@ def _local_path(parts: SplitResult) -> str:
     path = unquote(parts.path)
     if "\0" in path:
         raise StoreRefused("a local store URL cannot hold a NUL")
+    if os.path.isfile(path):
+        raise StoreRefused(f"the store {path[:200]} is a file: name a directory")
     return path

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
 
 import click
 
@@ -37,6 +42,19 @@ _EXPECTED_ERRORS = (
 )
 
 
+@contextlib.contextmanager
+def _plain_ctrl_c() -> Iterator[None]:
+    """Ctrl-C ends the process at once: within an import of native modules Python would make other errors of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
 class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -44,7 +62,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"weightcast.commands.{cmd_name}").command
+        with _plain_ctrl_c():
+            command: click.Command = importlib.import_module(f"weightcast.commands.{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -59,7 +78,10 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command line. An expected error is one sentence on stderr and exit status 1, never a traceback."""
+    """Run the command line. An expected error is one sentence on stderr and exit status 1, never a traceback.
+
+    What the operating system refuses (a missing directory, a full disk, a permission) is expected, wherever it is met.
+    """
     try:
         cli.main(standalone_mode=False)
     except click.exceptions.Abort:
@@ -69,11 +91,23 @@ def main() -> None:
         sys.exit(error.exit_code)
     except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output, as in `| head`, has seen enough; what is still buffered has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"weightcast: {_refusal(error)}", err=True)
+        sys.exit(1)
     except Exception as error:
         if not _expected(error):
             raise
         click.echo(f"weightcast: {error}", err=True)
         sys.exit(1)
+
+
+def _refusal(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def _expected(error: Exception) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from weightcast.commands._seconds import Seconds
+
 if TYPE_CHECKING:
     from weightcast.measure.bench import Case
 
@@ -34,9 +36,7 @@ def command() -> None:
 )
 @click.option("--most", default=1024, show_default=True, type=click.IntRange(min=1), help="MiB of --checkpoints.")
 @click.option("--weights", type=click.IntRange(min=1000), help="Weights of each synthetic delta.")
-@click.option(
-    "--cpu-seconds", default=0.4, show_default=True, type=click.FloatRange(0, 60), help="To repeat each call for."
-)
+@click.option("--cpu-seconds", default=0.4, show_default=True, type=Seconds(0, 60), help="To repeat each call for.")
 @click.option("--seed", default=0, show_default=True, help="Of the synthetic deltas and the tiny model.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Write bench.json, .md and .png here.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of Markdown.")

@@ -9,6 +9,7 @@ import click
 
 from coordinator.ambient import Settings
 from coordinator.server import ServerOptions, run
+from weightcast.commands._seconds import Seconds
 
 
 @click.command()
@@ -20,7 +21,7 @@ from coordinator.server import ServerOptions, run
     "expire_after_s",
     default=120.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     help="Seconds without a sign of life (a receipt, bytes that move) after which a version is given up.",
 )
 @click.option(
@@ -28,7 +29,7 @@ from coordinator.server import ServerOptions, run
     "poll_s",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0.01),
+    type=Seconds(min=0.01),
     help="Seconds between looks at the bucket for what other coordinators did.",
 )
 @click.option(

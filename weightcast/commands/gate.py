@@ -13,13 +13,14 @@ import click
 
 from rollout_agent.errors import EngineRefused
 from rollout_agent.gate import shared
+from weightcast.commands._seconds import Seconds
 
 _POLL_S = 0.05
 
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--model-dir", required=True, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--timeout", "timeout_s", type=click.FloatRange(min=0), help="Seconds to wait for a whole version.")
+@click.option("--timeout", "timeout_s", type=Seconds(min=0), help="Seconds to wait for a whole version.")
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -9,6 +9,7 @@ import click
 from trainer_agent.checkpoint import open_checkpoint
 from trainer_agent.handle import Handle
 from trainer_agent.publisher import Publisher
+from weightcast.commands._seconds import Seconds
 from weightcast.commands._trainer_options import dtype_of, publishing_options
 
 _START_TIMEOUT_S = 120.0
@@ -19,7 +20,7 @@ _START_TIMEOUT_S = 120.0
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--step", required=True, type=click.IntRange(min=0), help="The trainer's label of this version.")
 @publishing_options
-@click.option("--timeout", default=3600.0, show_default=True, help="Seconds to wait for the seal.")
+@click.option("--timeout", default=3600.0, show_default=True, type=Seconds(min=0), help="Seconds to wait for the seal.")
 def command(
     directory: Path, step: int, run: str, store: str, coordinator: str, dtype: str, full_every: int, timeout: float
 ) -> None:

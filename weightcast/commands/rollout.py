@@ -21,9 +21,11 @@ from coordinator.client import CoordinatorClient
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import CommandEngine, Engine, Engines, NotifyEngine
 from rollout_agent.replica import Replica
+from rollout_agent.selection import compile_patterns
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import check_run
 from weight_store.opening import check_reachable, open_store
+from weightcast.commands._seconds import Seconds
 
 _LOG = logging.getLogger(__name__)
 _METRICS_S = 1.0
@@ -63,14 +65,14 @@ class _Options:
 @click.option("--include", multiple=True, help="Keep only tensors like this: a shell pattern, or re: and a regex.")
 @click.option("--on-version", help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves.")
 @click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves.")
-@click.option("--engine-timeout", default=600.0, show_default=True, type=click.FloatRange(min=0, min_open=True))
+@click.option("--engine-timeout", default=600.0, show_default=True, type=Seconds(min=0, min_open=True))
 @click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
-@click.option("--poll-s", default=1.0, show_default=True, type=click.FloatRange(min=0.01), help="Pause between looks.")
+@click.option("--poll-s", default=1.0, show_default=True, type=Seconds(min=0.01), help="Pause between looks.")
 @click.option(
     "--scrub-every",
     default=86_400.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     help="Seconds in which all weights are hashed once, evenly spread, at 50 MB/s at most; 0: never.",
 )
 @click.option(
@@ -107,6 +109,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 async def _run(options: _Options) -> None:
     check_run(options.run)
+    compile_patterns(options.include)
     engine = _engine(options)
     async with AsyncExitStack() as opened:
         client = None
@@ -179,6 +182,8 @@ def _engine(options: _Options) -> Engine | None:
     if options.on_version:
         engines.append(CommandEngine(options.on_version, timeout_s=options.engine_timeout))
     if options.notify:
+        if not re.match(r"https?://[^/]", options.notify):
+            raise click.BadParameter("is a URL such as http://127.0.0.1:8000/reload", param_hint="--notify")
         engines.append(NotifyEngine(options.notify, timeout_s=options.engine_timeout))
     return Engines(engines) if engines else None
 

@@ -17,6 +17,7 @@ from weight_store.errors import ObjectNotFound
 from weight_store.opening import open_store
 from weight_store.position import GENESIS
 from weight_store.reading import read_head, read_manifest
+from weightcast.commands._seconds import Seconds
 from weightcast.commands._trainer_options import dtype_of, publishing_options
 from weightcast.commands.publish import sealed_line
 
@@ -35,7 +36,7 @@ from weightcast.commands.publish import sealed_line
     "which must be what the trainer writes last.",
 )
 @publishing_options
-@click.option("--poll", "poll_s", default=1.0, show_default=True, type=click.FloatRange(min=0.05))
+@click.option("--poll", "poll_s", default=1.0, show_default=True, type=Seconds(min=0.05))
 def command(
     directory: Path,
     marker: str | None,
