@@ -297,6 +297,16 @@ class CoordinatorClient:
 
     def _unreachable(self, error: httpx.HTTPError) -> CoordinatorUnreachable:
         what = str(error) or type(error).__name__
+        if "CERTIFICATE_VERIFY_FAILED" in what:
+            return CoordinatorUnreachable(
+                f"the TLS certificate of the coordinator at {self._base} is not trusted: name its authority in "
+                f"WEIGHTCAST_CA ({what})"
+            )
+        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+            return CoordinatorUnreachable(
+                f"the coordinator at {self._base} does not answer: check that it runs, its address, and the network "
+                f"({what})"
+            )
         return CoordinatorUnreachable(f"the coordinator at {self._base} does not answer: {what}")
 
 
