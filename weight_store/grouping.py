@@ -266,9 +266,12 @@ class _Stack:
 
 
 def _blocks(
-    names: Sequence[str], offered: dict[str, _Offered], frozen: set[str], pieces: Iterable[_Owned]
+    names: Sequence[str], offered: dict[str, _Offered], frozen: set[str], pieces: Sequence[_Owned]
 ) -> list[int]:
     """The block of each tensor, numbered in the order of the layers: the same for all owners and dtypes."""
+    trained = (p.box.elements * offered[names[p.tensor]].itemsize for p in pieces if names[p.tensor] not in frozen)
+    if sum(trained) < 2 * BLOCK_BYTES:
+        return [0] * len(names)  # all of the model is less than one group
     places = [stack_of(layer) or (layer, -1) for layer in map(layer_of, names)]
     stacks: dict[str, _Stack] = defaultdict(_Stack)
     for piece in pieces:
