@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from weight_store.errors import StoreRefused
 
 # S3's limit on the UTF-8 form of a key, prefix included.
 MAX_KEY_BYTES = 1024
+
+_EMPTY_OR_DOTS = re.compile(r"(?:\A|/)\.{0,2}(?:/|\Z)")
+_FORBIDDEN = re.compile(r"[\x00-\x1f\x7f\\]")
 
 
 def check_object_key(key: str) -> str:
@@ -13,8 +18,7 @@ def check_object_key(key: str) -> str:
 
     ``StoreRefused`` otherwise: a store would normalise such a key, or a directory would leave its root.
     """
-    parts = key.split("/")
-    if any(part in {"", ".", ".."} for part in parts):
+    if _EMPTY_OR_DOTS.search(key):
         raise _refused(key, "has an empty, '.' or '..' part")
     return _check_characters(key)
 
@@ -27,7 +31,7 @@ def check_key_prefix(prefix: str) -> str:
 
 
 def _check_characters(key: str) -> str:
-    if any(ord(character) < 0x20 or character in "\x7f\\" for character in key):
+    if _FORBIDDEN.search(key):
         raise _refused(key, "contains a control character or a backslash")
     try:
         size = len(key.encode())

@@ -7,6 +7,7 @@ JSON, because zstd's output differs between releases.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import struct
@@ -23,8 +24,9 @@ MAX_RANKS = 100_000
 MAX_RECORD_BYTES = 64 << 20
 """Bound of head, control, open, receipt, manifest and abort: refused before memory is taken."""
 MAX_COLUMNS_BYTES = 512 << 20
-_REMEMBERED_BYTES = 8 << 10
 """Bound of a layout or offer once unpacked (a million pieces take about 60 MB)."""
+_REMEMBERED_BYTES = 8 << 10
+"""Records up to this size are parsed once for the same bytes; 512 of them are kept."""
 
 _PACK_MAGIC = b"WCPACK\x01\x00"
 _PACK_HEADER = struct.Struct("<8sQ")
@@ -63,10 +65,10 @@ class Record(Part):
     def parse(cls, data: bytes, *, key: str = "") -> Self:
         """Parse and validate. Raises ``FormatError`` or ``UnknownFormatVersion`` with ``key`` in the sentence."""
         if len(data) <= _REMEMBERED_BYTES:
-            try:
-                return _remembered(cls, bytes(data))
-            except FormatError:
-                pass  # again, for a sentence with the key in it
+            # What is refused is parsed again, for a sentence with the key in it.
+            with contextlib.suppress(FormatError):
+                known: Self = _remembered(cls, bytes(data))
+                return known
         return cls._parse(data, key)
 
     @classmethod

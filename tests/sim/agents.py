@@ -186,18 +186,22 @@ class SimAgent:
         self.disk.look(whole=True)
         if world.chaotic and world.chance.random() < 0.15:
             self._rot()
-        world.loop.call_later(world.chance.uniform(0.1, 8.0), self.start)
+        world.loop.call_later(world.chance.uniform(0.1, 4.0), self.start)
 
     def _rot(self) -> None:
-        """While nobody watches, somebody edits a weight file. Engines look again once the agent has looked."""
-        files = self.disk._files()
-        if files:
-            path = self._world.chance.choice(files)
-            data = self.disk.volume.names[path].data
-            if data:
-                data[self._world.chance.randrange(len(data))] ^= 1 << self._world.chance.randrange(8)
-                self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
-                self._world.note(f"{self.node}: {path.name} is edited")
+        """While nobody watches, a bit flips in any file. Engines look again once the agent has looked."""
+        chance, names = self._world.chance, self.disk.volume.names
+        files = sorted(path for path, inode in names.items() if inode.data)
+        if not files:
+            return
+        path = chance.choice(files)
+        data = names[path].data
+        data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
+        if path not in self.disk._files():
+            # Without a log or a record it may come back at an older version, and goes on from there.
+            self.least = self.served = 0
+        self._world.note(f"{self.node}: a bit of {path} flips")
 
     async def _live(self) -> None:
         world, process = self._world, self.process
@@ -242,7 +246,7 @@ class SimAgent:
             self.node,
             client=cast("Any", world.client(process, self.node)),
             engine=_Engine(self),
-            pace=Pace(longest_retry_s=10.0),
+            pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0),
             ambient=Ambient(clock=world.loop.time, sleep=process.sleep, draw=world.chance.random),
         )
         await self.agent.follow()

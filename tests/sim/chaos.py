@@ -52,7 +52,8 @@ class Chaos:
                 coordinator.start()
         for launch in world.launches:
             launch.resume()
-            launch.publications = launch.published
+            # What is under way is carried through; who has nothing to do publishes once more.
+            launch.publications = launch.published + all(handle.done for _, handle in launch.handles)
         for agent in world.agents:
             agent.process.resume()
             agent.disk.crash_at = agent.disk.fail_sync_at = agent.disk.full_at = None
@@ -68,13 +69,13 @@ class Chaos:
         found = self._chance.choice(self._world.coordinators)
         if found.service is not None:
             found.stop()
-            self._later(0.0, 12.0, lambda: found.start() if found.service is None else None)
+            self._later(0.0, 6.0, lambda: found.start() if found.service is None else None)
 
     def _coordinator_sleeps(self) -> None:
         found = self._chance.choice(self._world.coordinators).process
         found.pause()
         self._world.note(f"{found} sleeps")
-        self._later(0.5, 32.0, found.resume)
+        self._later(0.5, 16.0, found.resume)
 
     def _ranks(self) -> list[tuple[Launch, int]]:
         return [(launch, r) for launch in self._world.launches if launch.running for r in range(len(launch.ranks))]
@@ -92,7 +93,7 @@ class Chaos:
             process = launch.ranks[number].sidecar
             process.pause()
             self._world.note(f"{process} sleeps")
-            self._later(0.5, 36.0, process.resume)
+            self._later(0.5, 16.0, process.resume)
 
     def _job_restarts(self) -> None:
         if len(self._world.launches) < 5:
@@ -104,11 +105,11 @@ class Chaos:
         if len(self._world.launches) < 5 and old.running:
             old.pause()
             self._world.note(f"{old.name} sleeps")
-            self._later(0.5, 24.0, old.resume)
+            self._later(0.5, 8.0, old.resume)
             self._world.launch()
 
     def _two_jobs_start(self) -> None:
-        if len(self._world.launches) < 4:
+        if len(self._world.launches) < 6:
             self._world.launch()
             self._world.launch()
 
@@ -123,7 +124,7 @@ class Chaos:
     def _agent_sleeps(self) -> None:
         found = self._chance.choice(self._world.agents).process
         found.pause()
-        self._later(1.0, 80.0, found.resume)
+        self._later(1.0, 20.0, found.resume)
 
     def _network_splits(self) -> None:
         world = self._world
@@ -134,7 +135,7 @@ class Chaos:
         if one != other:
             world.network.cut(one, other)
             world.note(f"{one} and {other} are cut off from each other")
-            self._later(1.0, 40.0, lambda: world.network.heal(one, other))
+            self._later(1.0, 12.0, lambda: world.network.heal(one, other))
 
     def _store_is_away(self) -> None:
         world = self._world
@@ -149,7 +150,7 @@ class Chaos:
             for node in nodes:
                 world.network.heal(node, "store")
 
-        self._later(1.0, 24.0, back)
+        self._later(1.0, 8.0, back)
 
     def _arena_rots(self) -> None:
         """A bit flips in the base, which the trainer no longer writes; the other slot's content has no digest yet."""

@@ -33,8 +33,8 @@ from weight_store.errors import WeightStoreError
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-SETTINGS = Settings(expire_after_s=20.0, poll_s=1.0, idle_poll_s=10.0)
-TIMEOUT_S = 15.0
+SETTINGS = Settings(expire_after_s=10.0, poll_s=6.0, idle_poll_s=10.0)
+TIMEOUT_S = 5.0
 
 
 class SimCoordinator:

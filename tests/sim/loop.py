@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -32,36 +34,103 @@ class SimTask(asyncio.Task[Any]):
         return self._number
 
 
-class _Selector:
-    """Instead of waiting for sockets: move the clock on."""
+class _Call:
+    """A callback that is due. One class for what asyncio calls a handle and a timer."""
 
-    def __init__(self, loop: SimLoop) -> None:
-        self._loop = loop
+    __slots__ = ("_when_s", "args", "call", "context")
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise Stuck("nothing is ready and nothing will ever be: a deadlock")
-        # A little more than asked: code that waits for what is left of its time would wait for nothing, for ever.
-        self._loop.now_s += timeout + TICK_S
-        return []
+    def __init__(
+        self, when_s: float, call: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context
+    ) -> None:
+        self._when_s = when_s
+        self.call: Callable[..., Any] | None = call
+        self.args = args
+        self.context = context
+
+    def when(self) -> float:
+        """See ``asyncio.TimerHandle``."""
+        return self._when_s
+
+    def cancel(self) -> None:
+        """See ``asyncio.Handle``."""
+        self.call = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        """See ``asyncio.Handle``."""
+        return self.call is None
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """See the module. ``now_s`` starts at 0."""
+    """See the module. ``now_s`` starts at 0.
+
+    asyncio's own loop spends most of a simulation on selectors, debug checks and comparing timers; what this one does
+    not override is what runs seldom.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self._selector = _Selector(self)
-        # Two timers that are closer than this count as one moment.
-        self._clock_resolution = 1e-9
-        self.set_task_factory(_make_task)
+        self._due: deque[_Call] = deque()
+        self._timers: list[tuple[float, int, _Call]] = []
+        self._numbers = itertools.count()
+        self._task_numbers = itertools.count()
         self.defects: list[BaseException] = []
+        self.set_task_factory(_make_task)
         self.set_exception_handler(self._note_defect)
 
     def time(self) -> float:
         """Virtual seconds."""
         return self.now_s
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> _Call:
+        """See ``asyncio.loop``."""
+        found = _Call(0.0, callback, args, context or contextvars.copy_context())
+        self._due.append(found)
+        return found
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> _Call:
+        """See ``asyncio.loop``."""
+        found = _Call(when, callback, args, context or contextvars.copy_context())
+        heapq.heappush(self._timers, (when, next(self._numbers), found))
+        return found
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
+    ) -> _Call:
+        """See ``asyncio.loop``."""
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
+
+    def _run_once(self) -> None:
+        """Run rounds until somebody stops the loop; asyncio's own runs one and checks more than is of use here."""
+        due, timers = self._due, self._timers
+        while not self._stopping:  # type: ignore[attr-defined]
+            if not due:
+                while timers and timers[0][2].call is None:
+                    heapq.heappop(timers)
+                if not timers:
+                    raise Stuck("nothing is ready and nothing will ever be: a deadlock")
+                self.now_s = max(self.now_s, timers[0][0])
+            # A little more than asked: code that waits for what is left of its time would wait for nothing, for ever.
+            self.now_s += TICK_S
+            while timers and timers[0][0] <= self.now_s:
+                due.append(heapq.heappop(timers)[2])
+            for _ in range(len(due)):
+                self._call(due.popleft())
+
+    def _call(self, found: _Call) -> None:
+        if found.call is None:
+            return
+        try:
+            found.context.run(found.call, *found.args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._note_defect(self, {"exception": error})
 
     def run_in_executor(self, executor: Any, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Run ``call`` here and now."""
@@ -74,8 +143,12 @@ class SimLoop(asyncio.BaseEventLoop):
             future.set_exception(error)
         return future
 
-    def _process_events(self, event_list: list[Any]) -> None:
-        pass
+    # What asyncio asks for at each future: always False, without a frame of Python.
+    get_debug = bool
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """See ``asyncio.loop``."""
+        return asyncio.Future(loop=self)
 
     def _write_to_self(self) -> None:
         pass
@@ -96,16 +169,30 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
-        self.tasks: dict[SimTask, None] = {}
+        self.loop = asyncio.get_running_loop()
+        self.tasks: list[SimTask] = []
+        self._crowd = 16
         self._paused: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
         return self.name
 
     @property
+    def hindered(self) -> bool:
+        """Whether :meth:`turn` would do more than return."""
+        return self._paused is not None or not self.alive
+
+    @property
     def paused(self) -> bool:
         """True between :meth:`pause` and :meth:`resume`."""
         return self._paused is not None
+
+    def adopt(self, task: SimTask) -> None:
+        """Make a task end with the process."""
+        if len(self.tasks) >= self._crowd:
+            self.tasks = [found for found in self.tasks if not found.done()]
+            self._crowd = 2 * len(self.tasks) + 16
+        self.tasks.append(task)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> SimTask:
         """Start a task of this process."""
@@ -156,8 +243,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> as
     context = options.get("context")
     process = context.get(_PROCESS) if context is not None else _PROCESS.get()
     if process is not None:
-        process.tasks[task] = None
-        task.add_done_callback(lambda done: process.tasks.pop(task, None))  # type: ignore[func-returns-value]
+        process.adopt(task)
         if not process.alive:
             task.cancel()
     return task

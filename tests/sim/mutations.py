@@ -140,7 +140,6 @@ class _IgnoresIfMatch(Bucket):
 
 
 CALM = Faults()
-JOBS = ("job_restarts", "job_becomes_a_zombie", "coordinator_sleeps", "sidecar_sleeps")
 
 MUTATIONS: Mapping[str, Mutation] = {
     "term check": Mutation(
@@ -150,10 +149,11 @@ MUTATIONS: Mapping[str, Mutation] = {
             (bucket, "is_dead", _is_dead_in_any_term),
             (decisions, "_finish", _finish_in_any_term),
         ),
-        Bias(Faults(slow=0.15, late=0.05), JOBS),
+        Bias(Faults(slow=0.15, late=0.15), ("job_becomes_a_zombie", "coordinator_sleeps", "sidecar_sleeps")),
     ),
     "parent check of the head": Mutation(
-        ((world, "Bucket", _IgnoresIfMatch),), Bias(Faults(slow=0.15, late=0.15), JOBS)
+        ((world, "Bucket", _IgnoresIfMatch),),
+        Bias(Faults(slow=0.15, late=0.15), ("job_becomes_a_zombie", "two_jobs_start", "coordinator_sleeps")),
     ),
     "parent check of a replica": Mutation(
         ((updating, "plan_chain", _plan_from_anything),), Bias(CALM, ("agent_crashes", "agent_sleeps"))
@@ -174,6 +174,6 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "digest verification": Mutation(
         ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
-        Bias(Faults(wrong_bytes=0.15), ("late_joiner",)),
+        Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts")),
     ),
 }

@@ -78,8 +78,9 @@ class Network:
 
     async def exchange(self, process: Process, here: str, there: str, serve: Serve, timeout_s: float) -> Any:
         """Send a request and return the reply, or raise it if it is an exception; ``NoAnswer`` after ``timeout_s``."""
-        await process.turn()
-        loop = asyncio.get_running_loop()
+        if process.hindered:
+            await process.turn()
+        loop = process.loop
         answer: asyncio.Future[Any] = loop.create_future()
 
         def deliver(outcome: Any) -> None:
@@ -105,7 +106,8 @@ class Network:
             outcome = await answer
         finally:
             timer.cancel()
-        await process.turn()
+        if process.hindered:
+            await process.turn()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome

@@ -17,7 +17,7 @@ from weight_store.store import Blob, Entry
 
 T = TypeVar("T")
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 3.0
 STALE_S = 3.0
 EPOCH_S = 1_700_000_000.0
 

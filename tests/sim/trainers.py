@@ -262,7 +262,7 @@ class Launch:
         for ordinal in itertools.count():
             while ordinal >= self.publications:
                 await self.process.sleep(1.0)
-            await self.process.sleep(chance.choice((0.0, 0.5, 3.0, 8.0)))
+            await self.process.sleep(chance.choice((0.0, 0.5, 3.0)))
             self.published = ordinal + 1
             self._step()
             self.world.model.publishes(self.name, ordinal, dict(self.weights))

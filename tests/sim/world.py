@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import random
 import traceback
-from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -46,15 +45,13 @@ class World:
     coordinators: list[SimCoordinator] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     agents: list[SimAgent] = field(default_factory=list)
-    trace: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
+    _lines: list[tuple[float, str]] = field(default_factory=list)
     _failure: BaseException | None = None
 
     def __post_init__(self) -> None:
         self.chance = random.Random(self.seed)
         self.numbers = np.random.default_rng(self.seed)
         self.full_every = self.chance.choice((0, 2, 3))
-        self._hash = hashlib.sha256()
-        self.steps = 0
         self.network = Network(self.chance, self.note)
         self.bucket = Bucket(self.loop)
         self.model = Model(self.bucket, MIN_AGE_S)
@@ -66,15 +63,26 @@ class World:
 
     def note(self, line: str) -> None:
         """Add a line to the trace."""
-        text = f"{self.loop.time():.4f} {line}"
-        self._hash.update(text.encode() + b"\n")
-        self.trace.append(text)
-        self.steps += 1
+        self._lines.append((self.loop.now_s, line))
 
     @property
     def digest(self) -> str:
         """Names everything that happened so far."""
-        return self._hash.hexdigest()
+        return hashlib.sha256("\n".join(self._told(self._lines)).encode()).hexdigest()
+
+    @property
+    def steps(self) -> int:
+        """How much happened so far."""
+        return len(self._lines)
+
+    @property
+    def trace(self) -> list[str]:
+        """The last lines."""
+        return self._told(self._lines[-KEPT_LINES:])
+
+    @staticmethod
+    def _told(lines: list[tuple[float, str]]) -> list[str]:
+        return [f"{now_s:.4f} {line}" for now_s, line in lines]
 
     def violation(self, sentence: str) -> None:
         """A promise is broken, found where an exception would not reach the end of the run."""

@@ -105,3 +105,14 @@ def test_packing_is_undone_exactly(raw: bytes) -> None:
 def test_records_cannot_be_changed(examples: dict[type[Record], Record]) -> None:
     with pytest.raises(ValueError, match="frozen"):
         examples[Head].position = GENESIS  # type: ignore[attr-defined]
+
+
+def test_bytes_that_were_parsed_before_are_told_from_all_others(examples) -> None:
+    """Small records are remembered by their bytes: whatever came before, another kind or key gets its own answer."""
+    data = examples[Head].to_bytes()
+    assert Head.parse(data) is Head.parse(bytearray(data))
+    for key in ("one", "other"):
+        with pytest.raises(FormatError, match=key):
+            Control.parse(data, key=key)
+    changed = data.replace(b'"term":1', b'"term":2')
+    assert (Head.parse(data).term, Head.parse(changed).term) == (1, 2)
