@@ -47,6 +47,7 @@ class Source:
         self.run_id: str | None = None
         """Once known, manifests and receipts of another run of this name are refused."""
         self._layouts: dict[str, Layout] = {}
+        self._manifest: tuple[Position, Manifest] | None = None
         self._slots = asyncio.Semaphore(_PARALLEL_READS)
 
     async def head(self) -> Head:
@@ -56,17 +57,23 @@ class Source:
 
     async def manifest(self, position: Position) -> Manifest:
         """The manifest of exactly this position; ``WrongRun`` if it is another run's."""
-        manifest = await read_manifest(self.store, self.run, position)
+        manifest = await self._read_manifest(position)
         if self.run_id is not None and manifest.run_id != self.run_id:
             raise WrongRun(f"version {position} of {self.run!r} belongs to run id {manifest.run_id}, not {self.run_id}")
         return manifest
+
+    async def _read_manifest(self, position: Position) -> Manifest:
+        """The last one is kept: a step asks for its target's when it plans, and again for each hop that ends there."""
+        if self._manifest is None or self._manifest[0] != position:
+            self._manifest = position, await read_manifest(self.store, self.run, position)
+        return self._manifest[1]
 
     async def check_owner(self, head: Head) -> None:
         """``DamagedObject`` unless the manifest that a head leads to is of the run that the head names.
 
         Nothing vouches for a head's own bytes; a directory must not be given to a run that a flipped bit made up.
         """
-        manifest = await read_manifest(self.store, self.run, head.position)
+        manifest = await self._read_manifest(head.position)
         if manifest.run_id != head.run_id:
             raise DamagedObject(
                 f"the head of {self.run!r} names run id {head.run_id}, the manifest of version {head.position} that it "

@@ -17,9 +17,11 @@ from rollout_agent.errors import NotWhole
 from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from tests.rollout_agent.training import ASSETS, Training
+from weight_store.keys import head_key, manifest_key, receipt_key
 from weight_store.local import LocalStore
 from weight_store.memory import MemoryStore
 from weight_store.opening import open_store
+from weight_store.store import Blob
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 
@@ -38,6 +40,27 @@ async def test_follows_each_version(training: Training, tmp_path: Path, read_dir
             assert replica.step == training.published - 1
             training.step()
             await training.publish()
+
+
+async def test_a_step_reads_each_record_once(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    get = MemoryStore.get
+
+    async def counted(self: MemoryStore, key: str, *, max_bytes: int) -> Blob:
+        read.append(key)
+        return await get(self, key, max_bytes=max_bytes)
+
+    await training.publish()
+    async with await follow(training, tmp_path) as replica:
+        await replica.catch_up()
+        training.step()
+        await training.publish()
+        monkeypatch.setattr(MemoryStore, "get", counted)
+        await replica.catch_up()
+    receipts = [receipt_key("tiny", 2, rank) for rank in range(training.world)]
+    assert sorted(read) == sorted([head_key("tiny"), manifest_key("tiny", 2), *receipts])
 
 
 async def test_a_late_joiner_starts_from_the_full_and_ends_equal(
