@@ -140,6 +140,8 @@ class SimAgent:
         self._world = world
         self.node = f"agent-{number}"
         self._tmpfs = tmpfs
+        self._wanted = frozenset(("layers.0.b",)) if world.chance.random() < 0.15 else frozenset[str]()
+        """The tensors that it is told to keep, if not all."""
         self.least = 0
         self.served = 0
         self.restarts = 0
@@ -155,7 +157,7 @@ class SimAgent:
         self.start()
 
     def _seen(self, version: int, tensors: dict[str, bytes]) -> None:
-        self._world.model.check_visible(self.node, version, tensors, self.least)
+        self._world.model.check_visible(self.node, version, tensors, self.least, self._wanted)
         self.least, self._shown = version, True
 
     def start(self) -> None:
@@ -233,6 +235,7 @@ class SimAgent:
             store=world.store(process, self.node, distrust=DISTRUST),
             disk=disk,
             threads=1,
+            include=sorted(self._wanted),
             file_bytes=5000,
         )
         if self._whole and (replica.position is None or replica.position.version < self.least):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tests.sim.agents import SimAgent
 from tests.sim.trainers import Launch
 from tests.sim.world import World
+from trainer_agent.state import STATE_FILE
 
 
 class Chaos:
@@ -29,6 +30,7 @@ class Chaos:
             self._network_splits,
             self._store_is_away,
             self._arena_rots,
+            self._state_rots,
             self._late_joiner,
             self._disk_fails,
         )
@@ -162,6 +164,19 @@ class Chaos:
                 memory = rank.arena.slots[slot]
                 memory[self._chance.randrange(len(memory))] ^= 1 << self._chance.randrange(8)
                 self._world.note(f"{rank.node}: a bit of slot {slot} flips")
+
+    def _state_rots(self) -> None:
+        """A sidecar dies, and a bit of what it left for the next one flips."""
+        if ranks := self._ranks():
+            launch, number = self._chance.choice(ranks)
+            rank = launch.ranks[number]
+            rank.sidecar.kill()
+            state = rank.arena.files.get(STATE_FILE)
+            if state:
+                at = self._chance.randrange(len(state))
+                flipped = bytes([state[at] ^ 1 << self._chance.randrange(8)])
+                rank.arena.write(STATE_FILE, state[:at] + flipped + state[at + 1 :])
+                self._world.note(f"{rank.node}: a bit of its state flips")
 
     def _late_joiner(self) -> None:
         world = self._world

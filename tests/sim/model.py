@@ -62,13 +62,20 @@ class Model:
         """The weights of a launch's publication."""
         self.published[launch, ordinal] = weights
 
-    def check_visible(self, who: str, version: int, tensors: dict[str, bytes], least: int) -> None:
-        """What an engine would load: exactly the weights of a sealed version, and none before ``least``."""
+    def check_visible(
+        self, who: str, version: int, tensors: dict[str, bytes], least: int, wanted: frozenset[str] = frozenset()
+    ) -> None:
+        """What an engine would load: exactly the weights of a sealed version, and none before ``least``.
+
+        ``wanted``: names of which none may be missing, if not all are kept; what comes with them must be right too.
+        """
         if version not in self.sealed:
             raise Violation(f"{who} shows version {version}, which was never sealed")
         if version < least:
             raise Violation(f"{who} shows version {version} after version {least}")
         expected = self.sealed[version].tensors
+        if wanted:
+            expected = {name: raw for name, raw in expected.items() if name in wanted or name in tensors}
         if tensors != expected:
             wrong = sorted(name for name in expected.keys() | tensors if expected.get(name) != tensors.get(name))
             raise Violation(f"{who} shows other weights than those of version {version}: {', '.join(wrong)}")

@@ -191,6 +191,7 @@ def _settled(world: World, owner: Launch) -> bool:
         return False
     return all(
         agent.replica is not None
+        and not agent.disk.dead  # it has just crashed, and the process is about to learn that
         and agent.replica.position == head.position
         and agent.agent is not None
         and agent.served == head.position.version
@@ -200,7 +201,7 @@ def _settled(world: World, owner: Launch) -> bool:
 
 def _state(world: World, owner: Launch) -> str:
     agents = ", ".join(
-        f"{agent.node} at {agent.replica.position if agent.replica else None}, "
+        f"{agent.node} at {agent.replica.position if agent.replica and not agent.disk.dead else None}, "
         f"{agent.agent.status if agent.agent else 'down'}"
         for agent in world.agents
     )

@@ -28,7 +28,7 @@ MIN_AGE_S = 30.0
 KEPT_LINES = 400
 SPECS: tuple[tuple[Spec, ...], ...] = (
     (("layers.0.a", "BF16", (80, 30), "rows"), ("layers.0.b", "BF16", (30, 80), "cols"), ("norm", "F32", (16,), "all")),
-    (("layers.0.a", "BF16", (80, 30), "cols"), ("layers.0.b", "BF16", (30, 80), "1"), ("norm", "F32", (16,), "0")),
+    (("layers.0.a", "BF16", (80, 30), "0"), ("layers.0.b", "BF16", (30, 80), "1"), ("norm", "F32", (16,), "0")),
 )
 """The same tensors, shared by the ranks in two ways: the layout changes from one launch to another."""
 
