@@ -74,7 +74,7 @@ def worked_example() -> dict[str, bytes]:
 def second_version() -> dict[str, bytes]:
     """Every field in use: two ranks, a frozen and a tied tensor, a delta, an extra full, assets, an abort."""
     offers = [_offer(rank) for rank in range(2)]
-    layout = resolve_layout(offers)
+    layout = _two_ranks()
     config = b'{"model_type":"demo"}'
     assets = (Asset(name="config.json", sha256=sha256_hex(config), size=len(config)),)
     states = []
@@ -111,6 +111,24 @@ def second_version() -> dict[str, bytes]:
         run_id=RUN_ID, term=3, launch="job-3", position=states[-1][1], write_id="0" * 16, retired=("job-2", "job-1")
     ).to_bytes()
     return objects
+
+
+def _two_ranks() -> Layout:
+    """A layout of the two offers, spelt out: which groups the ranks form today must not rewrite the vector."""
+    return Layout(
+        world_size=2,
+        names=("embed", "layers.0.scale", "layers.0.w"),
+        dtypes=("BF16", "F32", "BF16"),
+        itemsizes=(2, 4, 2),
+        shapes=((3, 2), (), (2, 4)),
+        frozen=(0,),
+        aliases={"lm_head": "embed"},
+        piece_tensor=(0, 2, 2, 1),
+        piece_offsets=((0, 0), (0, 0), (0, 2), ()),
+        piece_sizes=((3, 2), (2, 2), (2, 2), ()),
+        group_owner=(0, 0, 1, 1),
+        group_start=(0, 1, 2, 3),
+    )
 
 
 def _offer(rank: int) -> Offer:
