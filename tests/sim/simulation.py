@@ -22,8 +22,9 @@ from trainer_agent.handle import Handle
 
 WARM_S = 60.0
 CALM_S = 300.0
-FAULTS = (4, 12)
 """Longer than everything that may have to run out first: expiry, long polls, budgets of retries, patience."""
+FAULTS, MANY_FAULTS = (4, 12), (30, 60)
+"""A short schedule finds most of what a long one does, many times as quickly; some states only a long one comes to."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ async def _run(world: World, bias: Bias) -> None:
         await asyncio.sleep(0.25)
     world.network.faults = faults
     pause_s = world.chance.choice((0.3, 1.0, 3.0))
-    for _ in range(world.chance.randint(*FAULTS)):
+    for _ in range(world.chance.randint(*(MANY_FAULTS if world.chance.random() < 0.04 else FAULTS))):
         await asyncio.sleep(world.chance.expovariate(1 / pause_s))
         chaos.act()
         world.check()
@@ -157,7 +158,7 @@ async def _settle(world: World) -> None:
         if current is not owner:
             owner = current
             owner.max_wait_s = 1e9
-        if _has_failed(owner) or not owner.published:
+        if not owner.published or _is_idle_in_vain(world, owner):
             owner.publications = owner.published + 1
         if world.loop.time() > deadline_s:
             raise Violation(f"nothing goes wrong any more, but the run does not come to rest: {_state(world, owner)}")
@@ -167,9 +168,13 @@ def _last(owner: Launch) -> list[Handle]:
     return [handle for ordinal, handle in owner.handles if ordinal == owner.publications - 1]
 
 
-def _has_failed(owner: Launch) -> bool:
-    """Whether what it published last was given up."""
-    return owner.published == owner.publications and any(handle.error is not None for handle in _last(owner))
+def _is_idle_in_vain(world: World, owner: Launch) -> bool:
+    """Whether it waits, although what it published last was given up or the run is another's by now."""
+    last = _last(owner)
+    if owner.published < owner.publications or not all(handle.done for handle in last):
+        return False
+    head = world.model.head
+    return head is None or head.launch != owner.name or any(handle.error is not None for handle in last)
 
 
 def _owner(world: World) -> Launch:

@@ -24,7 +24,7 @@ from weight_store.gc import Collector, Wish
 from weight_store.memory import MemoryStore
 from weight_store.retry import RetryingStore
 
-MIN_AGE_S = 30.0
+MIN_AGE_S = 10.0
 KEPT_LINES = 400
 SPECS: tuple[tuple[Spec, ...], ...] = (
     (("layers.0.a", "BF16", (80, 30), "rows"), ("layers.0.b", "BF16", (30, 80), "cols"), ("norm", "F32", (16,), "all")),
@@ -158,7 +158,7 @@ class World:
     async def collect_for_ever(self, process: Process) -> None:
         """Run gc again and again, as a timer would."""
         while True:
-            await process.sleep(self.chance.uniform(5.0, 30.0))
+            await process.sleep(self.chance.uniform(4.0, 16.0))
             collector = Collector(
                 self.store(process, "gc"), self.run, min_age_s=MIN_AGE_S, nonce=self.nonce, sleep=process.sleep
             )
