@@ -10,7 +10,8 @@ committed logs, weights in any mixture    all logs since the checkpoint replayed
 a log rotten that was replayed before     the version in place verified and kept; a checkpoint is due
 no readable record of the state           what was shown to engines last, verified; a checkpoint is due
 files complete but not in place           put in place
-weights gone with a reboot                copied from the checkpoint, then as above
+weights gone with a reboot                copied from the checkpoint, then as above; that is older than what was shown
+                                          if this came as new files and their copy was not made yet
 some weight files gone or cut             those copied from the checkpoint, else made anew group by group
 a digest still wrong                      named in :attr:`Holding.damage`; hidden from engines until repaired
 ========================================  =====================================================================

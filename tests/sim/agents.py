@@ -15,6 +15,7 @@ from rollout_agent.errors import DiskError, EngineRefused, RolloutError
 from rollout_agent.gate import holds
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
+from rollout_agent.state import State, load
 from tests.rollout_agent.simdisk import Crash, SimDisk, SimLock, Volume
 from tests.rollout_agent.training import read_model
 from tests.sim.errors import Killed, Violation
@@ -140,6 +141,7 @@ class SimAgent:
         self._world = world
         self.node = f"agent-{number}"
         self._tmpfs = tmpfs
+        self._places = Places.of(MODEL, STATE if tmpfs else None)
         self._wanted = frozenset(("layers.0.b",)) if world.chance.random() < 0.15 else frozenset[str]()
         """The tensors that it is told to keep, if not all."""
         self.least = 0
@@ -185,6 +187,11 @@ class SimAgent:
         self._shown = self._shown and not (power and self._tmpfs)
         self._whole = self._shown and self.disk.sound
         self.disk = self.disk.power_loss() if power else self.disk.kill()
+        if power and self._tmpfs and self.disk.size(self._places.pending) is not None:
+            # New files went with the memory before their copy was made: back to the checkpoint, and on from there.
+            checkpoint = load(self.disk, self._places.checkpoint, State)
+            back = checkpoint.version.position.version if checkpoint is not None else 0
+            self.least, self.served = min(self.least, back), min(self.served, back)
         self.disk.look(whole=True)
         if world.chaotic and world.chance.random() < 0.15:
             self._rot()
