@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _MAX_REFUSALS = 3
-"""How often files may be found wrong although the agent has looked at them in between."""
+"""How often files may be found wrong, each time in another record of the agent's: it writes one whenever it looked."""
 
 
 @contextmanager
@@ -146,20 +146,23 @@ class Visitor:
         return False
 
     def _refuse(self, whole: Whole, found: dict[str, Stamp | None], faults: list[str]) -> None:
+        # Files that were only touched again say nothing about an agent.
+        looked = self._refused is None or self._refused[0] != whole
         self._refused = whole, found
-        self._refusals += 1
+        self._refusals += looked
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""
-        self.fault = f"version {whole.position.version} is not what it should be: {faults[0]}{more}"
+        known, self.fault = self.fault, f"version {whole.position.version} is not what it should be: {faults[0]}{more}"
         if self._refusals >= _MAX_REFUSALS:
             raise DamagedFiles(
                 f"{self.places.model}: {self.fault}; the agent has looked at it since and this is found again: "
                 "check memory and disk of this machine"
             )
-        _LOG.warning(
-            "%s: %s; waiting for `weightcast rollout` to repair it: start it if it does not run",
-            self.places.model,
-            self.fault,
-        )
+        if looked or self.fault != known:
+            _LOG.warning(
+                "%s: %s; waiting for `weightcast rollout` to repair it: start it if it does not run",
+                self.places.model,
+                self.fault,
+            )
         self._ask()
 
     def _ask(self) -> None:

@@ -337,6 +337,30 @@ async def test_without_an_agent_the_gate_finds_an_edit_itself_and_says_so(
     assert enters(tmp_path) == 1
 
 
+async def test_without_an_agent_a_damaged_file_that_is_touched_again_and_again_is_waited_for(
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+    damaged, *others = weight_files(tmp_path)
+    edit(damaged)
+    caplog.clear()
+    visitor = Visitor(LocalDisk(), Places.of(tmp_path))
+    try:
+        for path in [damaged, *others, damaged, damaged]:
+            assert visitor.enter() is None
+            touch(path)
+        assert len(caplog.records) == 1, "the same fault is said once"
+        async with await opened(training, tmp_path) as replica:
+            await replica.catch_up()
+            entered = visitor.enter()
+            assert entered is not None
+            entered[0].release()
+    finally:
+        visitor.stop_asking()
+
+
 @pytest.mark.parametrize("handle", HARMLESS)
 async def test_without_an_agent_a_file_that_was_only_handled_is_let_in(
     training: Training, tmp_path: Path, handle: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
