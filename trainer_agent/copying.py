@@ -72,7 +72,7 @@ class SlotWriter:
 
 
 class _SideStream:
-    """Copies from CUDA run on a stream of their own, after what the current stream holds now."""
+    """Copies from CUDA run on a stream of their own, each after what the current stream holds when it begins."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -84,7 +84,8 @@ class _SideStream:
         stream = self._streams.get(tensor.device)
         if stream is None:
             stream = self._streams[tensor.device] = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream(tensor.device))
+        # For each piece: an iterator may have just computed this one.
+        stream.wait_stream(torch.cuda.current_stream(tensor.device))
         tensor.record_stream(stream)
         return torch.cuda.stream(stream)
 

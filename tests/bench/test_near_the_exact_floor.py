@@ -14,4 +14,5 @@ def test_within_a_hundredth_of_the_exact_floor(lr: float) -> None:
     floor = iid.floor_bytes(synthetic)
     assert floor is not None
     payload = codec.encode_group(synthetic.pair.base, synthetic.pair.new, "BF16").payload
-    assert floor < 1.005 * len(payload) and len(payload) < 1.01 * floor
+    assert floor < 1.005 * len(payload)
+    assert len(payload) < 1.01 * floor
