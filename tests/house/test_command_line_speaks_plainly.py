@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from weightcast.cli import _COMMANDS, cli
+
+ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,3 +59,14 @@ def test_a_wrong_call_is_one_sentence_and_never_a_traceback(arguments: list[str]
     assert done.returncode == status, done.stderr
     assert sentence in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_make_alone_lists_the_commands() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    assert targets is not None
+    shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert re.findall(r"^  make (\S+) +\S", shown, re.MULTILINE) == re.findall(
+        r"^([a-z-]+):.*## ", makefile, re.MULTILINE
+    )
+    assert {f"make {name}" in shown for name in targets[1].split()} == {True}
