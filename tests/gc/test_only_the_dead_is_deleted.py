@@ -9,11 +9,12 @@ import pytest
 
 from tests.gc.conftest import HOUR, RUN, Bucket, Clock
 from weight_store.errors import FormatError
-from weight_store.gc import Report, Wish
+from weight_store.gc import Collector, Report, Wish
 from weight_store.gc.evidence import Line
 from weight_store.keys import (
     asset_key,
     head_key,
+    is_spare,
     layout_key,
     manifest_key,
     open_key,
@@ -28,6 +29,8 @@ from weight_store.reading import read_asset, read_head, read_layout
 from weight_store.records import sha256_hex
 from weight_store.store import Blob, Store
 from weight_store.version import Open
+
+MakeBucket = Callable[[Store], Bucket]
 
 
 async def collected(bucket: Bucket, *, later_s: float = HOUR) -> Report:
@@ -294,6 +297,78 @@ async def test_an_asset_is_read_from_its_spare(bucket: Bucket, store: MemoryStor
     await store.delete(key)
     asset = next(asset for asset in bucket.training.manifests[1].assets if asset.name == "config.json")
     assert await read_asset(store, RUN, asset) == bucket.training.assets["config.json"]
+
+
+class Beside(MemoryStore):
+    """Another collection ends between the moments in which this one lists a spare and reads it."""
+
+    async def get(self, key: str, *, max_bytes: int) -> Blob:
+        if is_spare(key):
+            await self.delete(key)
+        return await super().get(key, max_bytes=max_bytes)
+
+
+async def test_a_spare_that_another_collection_removes_first_is_not_missed(make_bucket: MakeBucket) -> None:
+    bucket = make_bucket(Beside())
+    await bucket.publish(1)
+    content = b"of an older launch"
+    await bucket.store.create(spare_key(asset_key(RUN, sha256_hex(content))), content)
+    report = await bucket.collector(min_age_s=0.0).collect(Wish())
+    assert report.head_version == 1
+    assert await bucket.keys("_gc/") == set()
+
+
+async def test_the_spare_of_a_collection_that_may_be_alive_is_left_alone(bucket: Bucket, store: MemoryStore) -> None:
+    """Another collection has just made the spare and begins to delete; a launch takes over, and the other is killed."""
+    old = await resharded(bucket)
+    await bucket.collector().collect(Wish(floor=3), wait=False)
+    bucket.clock.now_s += HOUR
+    data = (await store.get(old, max_bytes=1 << 20)).data
+    await store.create(spare_key(old), data)
+    await bucket.collector().collect(Wish(floor=3), wait=False)
+    assert {old, spare_key(old)} <= await bucket.keys("")
+
+    await bucket.take_over()
+    await store.delete(old)
+    await bucket.collector().collect(Wish(floor=3), wait=False)
+    assert spare_key(old) in await bucket.keys("_gc/")
+    assert await read_layout(store, RUN, old.rpartition("/")[2])
+
+    bucket.clock.now_s += HOUR
+    await bucket.collector().collect(Wish(floor=3), wait=False)
+    assert (await store.get(old, max_bytes=1 << 20)).data == data
+    assert await bucket.keys("_gc/") == set()
+
+
+@pytest.mark.parametrize("kind", ["layout", "asset"])
+async def test_a_damaged_spare_is_put_nowhere(bucket: Bucket, store: MemoryStore, kind: str) -> None:
+    await bucket.publish(1)
+    key = next(key for key in sorted(await bucket.keys()) if parse_key(key).kind == kind)
+    data = bytearray((await store.get(key, max_bytes=1 << 20)).data)
+    data[-1] ^= 1
+    await store.create(spare_key(key), bytes(data))
+    await store.delete(key)
+    bucket.clock.now_s += HOUR
+    told: list[str] = []
+    await Collector(store, RUN, tell=told.append, sleep=bucket.clock.sleep).collect(Wish())
+    assert told == [f"{spare_key(key)} is damaged: {key} is not put back from it"]
+    assert key not in await bucket.keys()
+    assert spare_key(key) in await bucket.keys("_gc/")
+
+
+async def test_what_could_not_be_put_back_right_is_not_deleted(bucket: Bucket, store: MemoryStore) -> None:
+    old = await resharded(bucket)
+
+    class Damaging(MemoryStore):
+        async def get(self, key: str, *, max_bytes: int) -> Blob:
+            found = await super().get(key, max_bytes=max_bytes)
+            return Blob(found.data[:-1] + b"!", found.etag) if key == old else found
+
+    damaging = Damaging(clock=bucket.clock)
+    damaging._objects = store._objects
+    await bucket.collector(damaging).collect(Wish(floor=3))
+    assert old in await bucket.keys()
+    assert await bucket.keys("_gc/") == set()
 
 
 async def test_what_else_lies_among_the_spares_is_not_put_anywhere(bucket: Bucket, store: MemoryStore) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from weight_store.keys import (
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS
 from weight_store.reading import read_head, read_manifest
-from weight_store.records import MAX_COLUMNS_BYTES
+from weight_store.records import MAX_COLUMNS_BYTES, sha256_hex, unpack
 from weight_store.store import MultipartStore, Store
 
 _RAISE_ATTEMPTS = 10
@@ -107,8 +106,9 @@ class Collector:
         Without ``wait`` a floor that has not aged is left for a later call, and not raised again before it has.
         Raises ``ObjectNotFound`` if the run does not exist, ``StoreRefused``, ``StoreUnavailable``, ``FormatError``.
         """
-        await self._restore()
-        look = await self._look(wish, await self._store_clock())
+        now_s = await self._store_clock()
+        await self._restore(now_s)
+        look = await self._look(wish, now_s)
         if not wait:
             # Deleted first: raising the floor makes what the present one has condemned wait again.
             verdicts = await self._delete(look.facts)
@@ -231,12 +231,17 @@ class Collector:
         """
         if not await self._same_term(head):
             return False
-        try:
-            data = (await self._store.get(key, max_bytes=_MAX_SHARED_BYTES)).data
-        except ObjectNotFound:
+        data = await self._read_shared(key)
+        if data is None:
             return True
-        with contextlib.suppress(PreconditionFailed):
+        if not _is_named_by(key, data):
+            self._tell(f"{key} stays: what was read is not what its key names, so it could not be put back")
+            return True
+        try:
             await self._store.create(spare_key(key), data)
+        except PreconditionFailed:
+            self._tell(f"{key} stays until {spare_key(key)} has aged: another collection may be deleting it just now")
+            return True
         kept = True
         try:
             await self._store.delete(key)
@@ -247,14 +252,33 @@ class Collector:
         await self._store.delete(spare_key(key))
         return not kept
 
-    async def _restore(self) -> None:
-        """Put back what a collection was deleting when it was killed: whether somebody needs it is judged anew."""
-        spares = [entry.key async for entry in self._store.list(spares_prefix(self._run))]
-        for spare in spares:
-            key = spared_key(spare)
-            self._tell(f"{key} is put back: a collection ended while it was being deleted")
-            await self._put_back(key, (await self._store.get(spare, max_bytes=_MAX_SHARED_BYTES)).data)
-            await self._store.delete(spare)
+    async def _restore(self, now_s: float) -> None:
+        """Put back what a collection was deleting when it was killed: whether somebody needs it is judged anew.
+
+        A spare that is younger than the minimum age may be a living collection's, and readers find it where it lies.
+        """
+        entries = [entry async for entry in self._store.list(spares_prefix(self._run))]
+        for entry in entries:
+            key = spared_key(entry.key)
+            if now_s - entry.modified_s >= self._min_age_s:
+                await self._restore_one(key, entry.key)
+
+    async def _restore_one(self, key: str, spare: str) -> None:
+        data = await self._read_shared(spare)
+        if data is None:
+            return  # the collection that made it has ended
+        if not _is_named_by(key, data):
+            self._tell(f"{spare} is damaged: {key} is not put back from it")
+            return
+        self._tell(f"{key} is put back: a collection ended while it was being deleted")
+        await self._put_back(key, data)
+        await self._store.delete(spare)
+
+    async def _read_shared(self, key: str) -> bytes | None:
+        try:
+            return (await self._store.get(key, max_bytes=_MAX_SHARED_BYTES)).data
+        except ObjectNotFound:
+            return None
 
     async def _same_term(self, head: Head) -> bool:
         now, _ = await read_head(self._store, self._run)
@@ -282,6 +306,16 @@ def _stages(doomed: Sequence[Verdict]) -> list[list[Verdict]]:
 
 def _is_shared(verdict: Verdict) -> bool:
     return verdict.upload is None and parse_key(verdict.key).kind in {"layout", "asset"}
+
+
+def _is_named_by(key: str, data: bytes) -> bool:
+    """Whether a layout or an asset has the SHA-256 that is its name."""
+    parsed = parse_key(key)
+    try:
+        raw = unpack(data, key=key) if parsed.kind == "layout" else data
+    except FormatError:
+        return False
+    return sha256_hex(raw) == parsed.sha256
 
 
 def _check_same_run(head: Head, seen: ControlSeen) -> None:
