@@ -127,6 +127,20 @@ def test_an_edited_file_is_repaired_while_the_command_runs(
     assert "Traceback" not in log.read_text()
 
 
+def test_metrics_that_cannot_be_written_are_tried_again_and_said_once(published: Training, tmp_path: Path) -> None:
+    log, metrics = tmp_path / "agent.log", tmp_path / "collected" / "weightcast.prom"
+    tries = tmp_path / "collected" / "weightcast.prom.tmp"
+    with running(log, *rollout(tmp_path, "--metrics-file", metrics)):
+        until(lambda: "cannot write" in log.read_text(), log)
+        # A directory in its place: the write fails a second time, now for another reason.
+        tries.mkdir(parents=True)
+        time.sleep(2.2)
+        assert not metrics.exists()
+        tries.rmdir()
+        assert "weightcast_faults_found_total" in until(lambda: metrics.exists() and metrics.read_text(), log)
+    assert log.read_text().count("cannot write") == 1
+
+
 def _serving(address: str, version: int) -> list[dict[str, Any]]:
     regions = httpx.get(f"{address}/v1/runs/tiny/regions").json()
     agents = regions[0]["agents"] if regions else []

@@ -141,27 +141,37 @@ async def _run(options: _Options) -> None:
 
 async def _keep_metrics(path: Path, replica: Replica) -> None:
     """Write the counters whenever one of them has changed."""
-    written = ""
+    metrics = _MetricsFile(path)
     try:
         while True:
-            written = await asyncio.to_thread(_write_metrics, path, replica, written)
+            await asyncio.to_thread(metrics.write, replica.faults.text())
             await asyncio.sleep(_METRICS_S)
     finally:
-        _write_metrics(path, replica, written)
+        metrics.write(replica.faults.text())
 
 
-def _write_metrics(path: Path, replica: Replica, written: str) -> str:
-    text = replica.faults.text()
-    if text == written:
-        return written
-    # The collector must never read half a file.
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text)
-        temporary.replace(path)
-    except OSError as error:
-        _LOG.warning("cannot write %s: %s", path, error.strerror)
-    return text
+class _MetricsFile:
+    """The file that holds the counters; what could not be written is tried again, and said once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = ""
+        self._failing = False
+
+    def write(self, text: str) -> None:
+        if text == self._written:
+            return
+        # The collector must never read half a file.
+        temporary = self._path.with_name(self._path.name + ".tmp")
+        try:
+            temporary.write_text(text)
+            temporary.replace(self._path)
+        except OSError as error:
+            if not self._failing:
+                _LOG.warning("cannot write %s: %s; trying again", self._path, error.strerror)
+            self._failing = True
+            return
+        self._written, self._failing = text, False
 
 
 async def _end(task: asyncio.Task[None]) -> None:
