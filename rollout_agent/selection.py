@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 from rollout_agent.errors import NothingSelected
@@ -58,15 +59,19 @@ def select(layouts: Sequence[Layout], patterns: Sequence[str]) -> frozenset[str]
 
 
 def _close(layouts: Sequence[Layout], chosen: set[str]) -> frozenset[str]:
+    """``chosen`` and whatever shares groups with it, directly or through others. Looks at each group once."""
     groups = [{piece.tensor.name for piece in group.pieces} for layout in layouts for group in layout.groups]
-    grew = True
-    while grew:
-        grew = False
-        for members in groups:
-            if not members.isdisjoint(chosen) and not members <= chosen:
-                chosen |= members
-                grew = True
-    return frozenset(chosen)
+    groups_of: defaultdict[str, list[int]] = defaultdict(list)
+    for number, members in enumerate(groups):
+        for name in members:
+            groups_of[name].append(number)
+    closed, todo = set(chosen), list(chosen)
+    while todo:
+        for number in groups_of.pop(todo.pop(), ()):
+            joined, groups[number] = groups[number] - closed, set()
+            closed |= joined
+            todo += joined
+    return frozenset(closed)
 
 
 def wanted_groups(layout: Layout, selected: Collection[str]) -> tuple[Group, ...]:

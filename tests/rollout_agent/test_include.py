@@ -12,6 +12,7 @@ from rollout_agent.replica import Replica
 from rollout_agent.selection import select
 from tests.rollout_agent.training import Training
 from weight_store import grouping
+from weight_store.layout import Layout
 from weight_store.memory import MemoryStore
 
 ReadDir = Callable[[Path], dict[str, bytes]]
@@ -101,6 +102,27 @@ def test_layers_that_share_a_group_are_kept_together(monkeypatch: pytest.MonkeyP
     layout = Training(MemoryStore(), specs=specs, aliases={}).layout()
     assert select([layout], ["model.layers.0.*"]) == {f"model.layers.{i}.w" for i in range(4)}
     assert select([layout], ["norm"]) == {"norm"}
+
+
+@pytest.mark.timeout(60)
+def test_a_long_chain_of_shared_groups_does_not_hold_the_agent_up() -> None:
+    """Each tensor shares a group with the next, and the groups lie in the order that tells least at a time."""
+    tensors_n = 50_000
+    pairs = [(k, k + 1) for k in range(tensors_n - 1)][::-1]
+    ends = {0, tensors_n - 1}
+    layout = Layout(
+        world_size=1,
+        names=tuple(f"t{k}" for k in range(tensors_n)),
+        dtypes=("BF16",) * tensors_n,
+        itemsizes=(2,) * tensors_n,
+        shapes=tuple((1,) if k in ends else (2,) for k in range(tensors_n)),
+        piece_tensor=tuple(k for pair in pairs for k in pair),
+        piece_offsets=tuple((offset,) for a, _ in pairs for offset in (0 if a in ends else 1, 0)),
+        piece_sizes=((1,),) * (2 * len(pairs)),
+        group_owner=(0,) * len(pairs),
+        group_start=tuple(range(0, 2 * len(pairs), 2)),
+    )
+    assert select([layout], ["t0"]) == set(layout.names)
 
 
 def test_expressions_do_not_reach_into_each_other() -> None:
