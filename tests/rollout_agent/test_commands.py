@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import mmap
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
+from rollout_agent.disk import LocalDisk
+from tests.rollout_agent.harming import edit, forge
 from tests.rollout_agent.training import Training
 from weight_store.local import LocalStore
 from weightcast import cli
@@ -145,6 +148,58 @@ def _serving(address: str, version: int) -> list[dict[str, Any]]:
     regions = httpx.get(f"{address}/v1/runs/tiny/regions").json()
     agents = regions[0]["agents"] if regions else []
     return agents if agents and (agents[0]["report"]["serving"] or {}).get("version") == version else []
+
+
+@pytest.fixture
+def silently_rotten(published: Training, tmp_path: Path) -> Path:
+    """A model directory with a wrong bit of which no stamp tells."""
+    assert weightcast(*rollout(tmp_path, "--once")).returncode == 0
+    edit(next((tmp_path / "model").glob("*.safetensors")))
+    forge(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_gate_hashes_everything_unless_told_not_to(silently_rotten: Path) -> None:
+    gate = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(silently_rotten), "--timeout", "0.1"]
+    refused = subprocess.run([*gate, "--", "true"], cwd=ROOT, capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert ", expected " in refused.stderr
+    assert "Traceback" not in refused.stderr
+    told = subprocess.run(
+        [*gate, "--no-verify", "--", "sh", "-c", "echo $WEIGHTCAST_VERSION"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (told.returncode, told.stdout.strip()) == (0, "1"), told.stderr
+
+
+def test_the_scrub_of_the_command_finds_a_change_that_no_stamp_tells_of(
+    published: Training, tmp_path: Path, memory_dir: Path, read_dir: ReadDir
+) -> None:
+    """In memory Linux notes the first store through a map to a page at most, and none after it."""
+    log, metrics, told = tmp_path / "agent.log", tmp_path / "weightcast.prom", tmp_path / "told"
+    options = ["--model-dir", memory_dir / "model", "--state-dir", tmp_path / "state", "--metrics-file", metrics]
+    options += ["--on-version", f"sh -c 'echo {{version}} >> {told}'", "--scrub-every"]
+    with running(log, *rollout(tmp_path, *options, 0)) as process:
+        until(told.exists, log)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert "weightcast_scrubbed_bytes_total 0\n" in metrics.read_text()
+
+    path = next((memory_dir / "model").glob("*.safetensors"))
+    with running(log, *rollout(tmp_path, *options, 0.5)):
+        until(lambda: "weightcast_scrubbed_bytes_total 0\n" not in metrics.read_text(), log)
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as data:
+            before = LocalDisk().stat(path)
+            data[-3] = data[-3]
+            if LocalDisk().stat(path) != before:
+                until(lambda: "weightcast_files_touched_total 1\n" in metrics.read_text(), log)
+            data[-3] ^= 0x10
+            until(lambda: 'weightcast_groups_repaired_total{route="' in _not_zero(metrics.read_text()), log)
+        until(lambda: read_dir(path.parent) == published.tensors(1), log)
+    assert "is damaged: group" in log.read_text()
+
+
+def _not_zero(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.endswith(" 0"))
 
 
 def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Path) -> None:

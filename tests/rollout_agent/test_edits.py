@@ -24,6 +24,7 @@ from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import Whole, load, save
 from rollout_agent.verifying import verify_dir
+from tests.rollout_agent.harming import edit, forge, weight_files
 from tests.rollout_agent.training import Training
 from weight_store.errors import StoreUnavailable
 from weight_store.memory import MemoryStore
@@ -89,21 +90,6 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-def weight_files(directory: Path) -> list[Path]:
-    found = sorted(directory.glob("*.safetensors"))
-    assert len(found) > 2
-    return found
-
-
-def edit(path: Path) -> None:
-    """One bit, in place: size and inode stay."""
-    with path.open("r+b") as file:
-        file.seek(-3, os.SEEK_END)
-        byte = file.read(1)[0] ^ 0x10
-        file.seek(-3, os.SEEK_END)
-        file.write(bytes([byte]))
-
-
 def edit_and_restore_mtime(path: Path) -> None:
     before = path.stat()
     edit(path)
@@ -147,15 +133,6 @@ def link(path: Path) -> None:
 
 EDITS = [edit, edit_and_restore_mtime, edit_through_a_map, replace]
 HARMLESS = [rewrite_equal, replace_by_equal, touch, change_mode, link]
-
-
-def forge(directory: Path) -> None:
-    """Make the record say that every file is as it was left: what rots by itself leaves no trace in stamps."""
-    disk, places = LocalDisk(), Places.of(directory)
-    whole = load(disk, places.whole, Whole)
-    assert whole is not None
-    stamps = {name: stamp for name in whole.stamps if (stamp := disk.stat(directory / name)) is not None}
-    save(disk, places.whole, whole.model_copy(update={"stamps": stamps}))
 
 
 def enters(directory: Path, *, timeout_s: float = 0.1, verify: bool = False) -> int:
