@@ -110,6 +110,8 @@ class Agent:
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _refused: tuple[Position, str] | None = None
     _noted: str = ""
+    _repairs_told: int = 0
+    """Repairs of the replica after which the engine was told."""
     _handing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an engine is told of a version: it may be loading straight from the files."""
 
@@ -164,6 +166,12 @@ class Agent:
 
     async def _hand_over(self, position: Position) -> None:
         """Tell the engine, unless it serves this version or has refused it: then the next version tries again."""
+        if self.engine is not None and self.replica.repairs != self._repairs_told:
+            # What the engine serves may have been loaded from the damaged files.
+            _LOG.warning("version %d was repaired; the engine is asked to load it again", position.version)
+            self.replica.unconfirm()
+            self._refused = None
+        self._repairs_told = self.replica.repairs
         serving, error = self.replica.serving, ""
         if self.engine is not None and serving != position:
             if self._refused is None or self._refused[0] != position:
@@ -254,21 +262,13 @@ class Agent:
             # The engine may be reading the files as they are; only if it waits for a repair it gets one now.
             if await self.replica.doubted():
                 await self.replica.check()
+                self._repairs_told = self.replica.repairs
             return
         async with self._handing:
-            if await self.replica.check():
-                await self._tell_again()
-
-    async def _tell_again(self) -> None:
-        """What the engine serves may have been loaded from the damaged files."""
-        position = self.replica.position
-        if position is None:
-            return
-        if self.engine is not None:
-            _LOG.warning("version %d was repaired; the engine is asked to load it again", position.version)
-            self.replica.unconfirm()
-            self._refused = None
-        await self._hand_over(position)
+            await self.replica.check()
+            position = self.replica.position
+            if position is not None and self.replica.repairs != self._repairs_told:
+                await self._hand_over(position)
 
     # ---- reports
 

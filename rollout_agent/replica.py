@@ -59,6 +59,7 @@ class Replica:
         self._saving = asyncio.Lock()
         self._closing = False
         self._heard: str | None = None
+        self._repairs = 0
         self._owned_store: Store | None = None
 
     @classmethod
@@ -146,6 +147,11 @@ class Replica:
     def faults(self) -> Faults:
         """What was found damaged and repaired since the start."""
         return self._holding.faults
+
+    @property
+    def repairs(self) -> int:
+        """How often weights that engines may have seen were repaired since the start, by whichever call."""
+        return self._repairs
 
     @property
     def nbytes(self) -> int:
@@ -335,6 +341,7 @@ class Replica:
             return False
         await self._local(holding.mend)
         if self.position is not None:
+            self._repairs += 1
             return True
         damaged = {item.group.index for item in holding.damage}
         _LOG.info("refetching %d groups of version %s", len(damaged), holding.held.position)
@@ -342,6 +349,7 @@ class Replica:
         if holding.damage:
             raise DamagedFiles(f"{self.model_dir} is still damaged after a repair: {holding.damage[0]}")
         holding.faults.repaired("store", len(damaged))
+        self._repairs += 1
         return True
 
 

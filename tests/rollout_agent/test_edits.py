@@ -171,6 +171,28 @@ async def test_an_edit_under_a_running_agent_is_repaired(
     assert ", expected " in caplog.text
 
 
+async def test_whoever_finds_and_repairs_an_edit_the_engine_is_told_again(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    """The next look at the head may come before the next look at the files."""
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        engine = Loads(read_dir)
+        agent = Agent(replica, "tiny", "eu-west", "a1", engine=engine)
+        for _ in range(2):
+            await agent.step()
+        assert len(engine.loaded) == 1
+        edit(weight_files(tmp_path)[1])
+        for _ in range(2):
+            await agent.step()
+        assert engine.loaded[1:] == [training.tensors(1)]
+        assert replica.repairs == 1
+    async with await opened(training, tmp_path) as replica:
+        agent = Agent(replica, "tiny", "eu-west", "a1", engine=engine)
+        await agent.step()
+        assert len(engine.loaded) == 2, "served already, and nothing was wrong"
+
+
 @pytest.mark.parametrize("handle", HARMLESS)
 async def test_a_file_that_was_only_handled_costs_one_look(
     training: Training, tmp_path: Path, handle: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
