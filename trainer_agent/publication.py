@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator import errors as remote
 from coordinator.wire import OpenRequest, ProgressReport, ReceiptReport, VersionAnswer
@@ -28,12 +28,14 @@ from trainer_agent.session import (
     advance,
 )
 from trainer_agent.shard import SentShard, envelope_of, find_receipt, send_shard
-from trainer_agent.signs import giving_signs
+from trainer_agent.signs import Decided, giving_signs
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused, WeightStoreError
 from weight_store.records import sha256_hex
 
 if TYPE_CHECKING:
     from trainer_agent.worker import Worker
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Publication:
 
     async def carry_through(self) -> None:
         """Act and advance until the publication is decided; then tell the trainer."""
+        self.worker.movement.begin()
         while self.progress.phase not in FINAL:
             event = await self._act()
             known = self.progress.version
@@ -78,6 +81,8 @@ class Publication:
         }
         try:
             return await actions[self.progress.phase]()
+        except Decided:
+            return Interrupted()
         except EXPECTED as error:
             return Refused(error.code, str(error))
 
@@ -139,8 +144,8 @@ class Publication:
         if worker.full_slot == slot:
             await worker.drop_full()
         try:
-            async with self._signs():
-                base = await rebuild_base(
+            base = await self._signed_for(
+                rebuild_base(
                     worker.store,
                     worker.config.run,
                     parent,
@@ -148,8 +153,9 @@ class Publication:
                     worker.config.rank,
                     worker.slots,
                     slot,
-                    worker.movement,
+                    worker.movement.applied,
                 )
+            )
         except TRANSIENT as error:
             return await self._interrupted(f"rebuilding version {parent.version}", error)
         except StoreRefused:
@@ -165,8 +171,7 @@ class Publication:
         try:
             if self.resumed and await self._sent_before():
                 return Sent()
-            async with self._signs():
-                self.sent = await self._send_shard()
+            self.sent = await self._signed_for(self._send_shard())
         except (*TRANSIENT, PreconditionFailed) as error:
             return await self._interrupted(f"uploading version {self._answer.version}", error)
         if self.failures:
@@ -189,20 +194,21 @@ class Publication:
         return await send_shard(
             worker.store,
             worker.encoder,
-            worker.movement.each(worker.slots.jobs(progress.slot, base)),
+            worker.movement.taken(worker.slots.jobs(progress.slot, base)),
             envelope_of(self._answer, worker.config.rank, worker.state.fulls, assets),
             nonce=worker.nonce(),
             clock=worker.clock,
         )
 
-    def _signs(self) -> AbstractAsyncContextManager[None]:
+    async def _signed_for(self, work: Coroutine[Any, Any, T]) -> T:
         worker, version = self.worker, self._answer.version
         report = ProgressReport(term=worker.term)
-        return giving_signs(
-            worker.movement,
-            lambda: worker.coordinator.report_progress(worker.config.run, version, worker.config.rank, report),
-            worker.patience.sleep,
-        )
+
+        async def sign() -> bool:
+            run, rank = worker.config.run, worker.config.rank
+            return (await worker.coordinator.report_progress(run, version, rank, report)).state == "undecided"
+
+        return await giving_signs(work, worker.movement, sign, worker.patience.sleep)
 
     async def _sent_before(self) -> bool:
         worker = self.worker

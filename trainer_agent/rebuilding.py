@@ -30,11 +30,11 @@ async def rebuild_base(
     rank: int,
     slots: Slots,
     slot: int,
-    moved: Callable[[], None] = lambda: None,
+    applied: Callable[[int, int], None] = lambda version, groups: None,
 ) -> Base | None:
     """Fill ``slot`` with this rank's weights at ``position``; None if a version on the way had another layout.
 
-    ``moved`` is called with every group that was applied.
+    ``applied(version, n)`` is called when ``n`` groups of a version on the way are applied.
     The slot's content is undefined until this returns. Raises what the store raises, and ``FormatError`` or
     ``CodecError`` if the bucket holds something else than was sealed.
     """
@@ -55,22 +55,30 @@ async def rebuild_base(
                 f"{layout[1].world_size}: its manifest was altered"
             )
         receipt = await read_receipt(store, run, hop.position, rank, refs[rank], extra_full=bool(hop.extra_full))
-        await _apply(store, run, receipt, layout[1], slots, slot, moved)
+        await _apply(store, run, receipt, layout[1], slots, slot, applied)
     if receipt is None:
         return None
     return Base(slot=slot, position=position, digests=receipt.digests)
 
 
 async def _apply(
-    store: Store, run: str, receipt: Receipt, layout: Layout, slots: Slots, slot: int, moved: Callable[[], None]
+    store: Store,
+    run: str,
+    receipt: Receipt,
+    layout: Layout,
+    slots: Slots,
+    slot: int,
+    applied: Callable[[int, int], None],
 ) -> None:
     ranges = group_ranges(receipt, layout)
     entries = {item.group.index: entry for entry, item in enumerate(ranges)}
     views: Sequence[Bits] = [slots.view(slot, entry) for entry in range(len(ranges))]
+    done = 0
     async for fetched in fetch_groups(store, run, receipt, ranges):
         view = views[entries[fetched.range.group.index]]
         await asyncio.to_thread(_apply_group, receipt, fetched, view)
-        moved()
+        done += 1
+        applied(receipt.version, done)
 
 
 def _apply_group(receipt: Receipt, fetched: Fetched, view: Bits) -> None:

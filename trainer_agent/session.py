@@ -59,7 +59,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Store or coordinator failed for a while; what was decided meanwhile is unknown."""
+    """Store or coordinator failed for a while, or a decision was heard of: the version is to be looked at."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,10 +119,12 @@ def _make_worker(request: Attach, emit: Callable[[Event], None]) -> Worker:
         emit(Waiting(reason=reason[:_MAX_REASON]))
 
     movement = Movement()
-    store = open_store(request.store, tell=tell, moved=movement)
+    store = open_store(request.store, tell=tell, moved=movement.carried)
+    # What a full of an earlier version carries is no sign of life of the version being published.
+    fulls = open_store(request.store, tell=tell)
     coordinator = CoordinatorClient(request.coordinator)
     arena = Arena(Path(request.arena))
-    return Worker(request, arena, store, coordinator, emit, Patience(tell=tell), movement=movement)
+    return Worker(request, arena, store, coordinator, emit, Patience(tell=tell), fulls=fulls, movement=movement)
 
 
 class Connection:

@@ -63,7 +63,10 @@ def _missing(ranks: Sequence[int]) -> str:
 
 @dataclass(slots=True)
 class Worker:
-    """One rank's. ``emit`` hands events to the trainer; ``clock`` is monotonic seconds, ``nonce`` 16 hex digits."""
+    """One rank's. ``emit`` hands events to the trainer; ``clock`` is monotonic seconds, ``nonce`` 16 hex digits.
+
+    ``fulls``: the store through which extra fulls go, if not ``store``. ``movement`` hears what ``store`` carries.
+    """
 
     config: Attach
     arena: Arena
@@ -71,6 +74,7 @@ class Worker:
     coordinator: CoordinatorClient
     emit: Callable[[Event], None]
     patience: Patience = field(default_factory=Patience)
+    fulls: Store | None = None
     clock: Callable[[], float] = time.monotonic
     nonce: Callable[[], str] = _nonce
     encoder: Encoder = field(default_factory=Encoder)
@@ -278,7 +282,7 @@ class Worker:
 
     def _start_full(self, base: Base) -> None:
         self.full = FullUpload(
-            store=self.store,
+            store=self.fulls or self.store,
             config=self.config,
             run_id=self.run_id,
             layout=self.layout_sha256,
@@ -310,3 +314,5 @@ class Worker:
         self.encoder.close()
         await self.coordinator.close()
         await self.store.close()
+        if self.fulls is not None:
+            await self.fulls.close()

@@ -20,7 +20,7 @@ from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused
 from weight_store.local import LocalStore
 from weight_store.object_keys import check_object_key
 from weight_store.retry import Retrier, RetryingStore, RetryPolicy, with_retry
-from weight_store.store import Store
+from weight_store.store import Moved, Store
 
 if TYPE_CHECKING:
     from weight_store.s3_settings import S3Location, S3Options
@@ -36,13 +36,13 @@ def open_store(
     policy: RetryPolicy | None = None,
     options: S3Options | None = None,
     tell: Callable[[str], None] | None = None,
-    moved: Callable[[], None] | None = None,
+    moved: Moved | None = None,
 ) -> RetryingStore:
     """Return the store that ``url`` names, with retries; nothing is contacted yet. ``StoreRefused`` for a bad URL.
 
     ``policy`` holds for each operation and each part of an upload; ``options`` only matter to S3; ``tell`` hears what
-    is retried, as :class:`~weight_store.retry.Retrier` has it; ``moved`` is called, from any thread, whenever S3 has
-    taken or given the next part of a large body.
+    is retried, as :class:`~weight_store.retry.Retrier` has it; ``moved`` hears how far S3 has taken or given the bodies
+    of uploads and of ranged reads.
     """
     policy = policy or RetryPolicy()
     retrier = Retrier(policy) if tell is None else Retrier(policy, tell=tell)

@@ -11,7 +11,7 @@ import asyncio
 import base64
 import functools
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ from weight_store.s3_clock import SigningClock
 from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
 from weight_store.s3_upload import S3Uploader
-from weight_store.store import Blob, Entry, UnfinishedUpload, Upload
+from weight_store.store import Blob, Entry, Moved, UnfinishedUpload, Upload
 
 # botocore sends bytes as a file, with "Expect: 100-continue" and so a second round trip; a bytearray goes at once.
 # That would copy a large body for nothing, and aiohttp warns of it.
@@ -44,7 +44,7 @@ class S3Store:
     """Objects in a bucket. The client is made at the first call, in that call's event loop, which must stay the same.
 
     ``retrier`` is for the parts of an upload and the pages of a listing, which no decorator outside can see. ``moved``
-    is called, from any thread, whenever the server has taken or given the next part of a large body.
+    hears how far the server has taken or given the bodies of uploads and of ranged reads.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class S3Store:
         options: S3Options | None = None,
         *,
         retrier: Retrier | None = None,
-        moved: Callable[[], None] | None = None,
+        moved: Moved | None = None,
     ) -> None:
         self._location = location
         self._options = options or S3Options()
@@ -103,7 +103,7 @@ class S3Store:
                         taken = min(len(chunk), len(view) - filled)
                         view[filled : filled + taken] = chunk[:taken]
                         filled += taken
-                        self._moved()
+                        self._moved(key, offset, offset + filled)
                         if taken < len(chunk):
                             # A server that took the range for the whole object; what we asked for is complete.
                             break
@@ -264,7 +264,7 @@ class S3Store:
             return self._client
 
 
-def _nobody() -> None:
+def _nobody(key: str, start: int, end: int) -> None:
     pass
 
 

@@ -28,6 +28,7 @@ from weight_store.retry import Retrier
 from weight_store.s3_clock import SigningClock
 from weight_store.s3_errors import translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments, shared_loader
+from weight_store.store import Moved
 
 T = TypeVar("T")
 
@@ -52,7 +53,7 @@ class S3Uploader:
         options: S3Options,
         retrier: Retrier,
         clock: SigningClock,
-        moved: Callable[[], None],
+        moved: Moved,
     ) -> None:
         if options.part_bytes < _MIN_PART_BYTES:
             raise StoreRefused(f"part_bytes is {options.part_bytes}; S3 takes no parts below {_MIN_PART_BYTES}")
@@ -66,6 +67,8 @@ class S3Uploader:
         self._pool = ThreadPoolExecutor(options.upload_workers, thread_name_prefix="weightcast-upload")
         self._client: Any = None
         self._client_lock = threading.Lock()
+        # What the thread is about: botocore's events know the request alone.
+        self._about = threading.local()
 
     @asynccontextmanager
     async def open(self, key: str) -> AsyncIterator[S3Upload]:
@@ -76,10 +79,14 @@ class S3Uploader:
         finally:
             await finished(upload.discard())
 
-    def submit(self, key: str, request: Callable[[Any], T]) -> Future[T]:
-        """Run ``request(client)`` in a thread; its future raises the port's errors."""
+    def submit(self, key: str, request: Callable[[Any], T], start: int = 0) -> Future[T]:
+        """Run ``request(client)`` in a thread; its future raises the port's errors.
+
+        ``start``: where in the object its body begins.
+        """
 
         def work() -> T:
+            self._about.piece = (key, start)
             with translated(self.location.place, key):
                 return request(self._connected())
 
@@ -114,25 +121,28 @@ class S3Uploader:
     def _count(self, request: Any, **_: Any) -> None:
         """botocore's event: what is about to go over the wire."""
         if isinstance(request.body, bytearray):
-            request.body = _Counted(request.body, self._moved)
+            request.body = _Counted(request.body, self._moved, *self._about.piece)
 
 
 class _Counted:
-    """A body that says whenever the socket has taken a block of it.
+    """A body that says how far the socket has taken it.
 
     It stands in for a bytearray only where that is sent: as a body given to botocore it would be taken for a file.
     """
 
-    def __init__(self, body: bytearray, moved: Callable[[], None]) -> None:
+    def __init__(self, body: bytearray, moved: Moved, key: str, start: int) -> None:
         self._body = memoryview(body)
         self._at = 0
         self._moved = moved
+        self._key = key
+        self._start = start
 
     def read(self, size: int = -1) -> memoryview:
         """The next block. Larger than asked, because http.client asks for so little that the GIL would be the limit."""
+        # Whoever asks for the next block has got rid of the one before.
+        self._moved(self._key, self._start, self._start + self._at)
         block = self._body[self._at : self._at + _BLOCK_BYTES]
         self._at += len(block)
-        self._moved()
         return block
 
 
@@ -237,8 +247,9 @@ class S3Upload:
                 **self._integrity(body),
             )
 
+        start = (number - 1) * self._uploader.options.part_bytes
         # Safe to repeat: the same part number overwrites itself.
-        answer = await self._uploader.retrier.call(lambda: self._send(request))
+        answer = await self._uploader.retrier.call(lambda: self._send(request, start))
         self._spare.append(self._bodies.pop(number))
         return {"PartNumber": number, "ETag": answer["ETag"]}
 
@@ -298,8 +309,8 @@ class S3Upload:
         digest = hashlib.md5(body, usedforsecurity=False).digest()
         return {"ContentMD5": base64.b64encode(digest).decode()}
 
-    async def _send(self, request: Callable[[Any], T]) -> T:
-        sent = self._uploader.submit(self._key, request)
+    async def _send(self, request: Callable[[Any], T], start: int = 0) -> T:
+        sent = self._uploader.submit(self._key, request, start)
         self._running.add(sent)
         sent.add_done_callback(self._running.discard)
         return await asyncio.wrap_future(sent)

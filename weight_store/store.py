@@ -6,10 +6,14 @@ Keys are relative to the store's prefix, use ``/`` and never start with it. Ever
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
+
+Moved = Callable[[str, int, int], None]
+"""``moved(key, start, end)``: of the piece of the object that begins at ``start``, what lies before ``end`` was taken
+or given by the server. Called from any thread; a piece that is sent again begins again."""
 
 
 @dataclass(frozen=True, slots=True)

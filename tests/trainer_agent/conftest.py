@@ -18,7 +18,7 @@ import torch
 import uvicorn
 
 import codec
-from coordinator.ambient import Settings
+from coordinator.ambient import Ambient, Settings
 from coordinator.app import create_app
 from tests.conftest import SHM_PREFIX
 from trainer_agent import Publisher, TrainerError
@@ -44,6 +44,9 @@ class Service:
     port: int
     expire_after_s: float = 60.0
     tls: tuple[str, str] | None = None
+    signs: int = 0
+    """Signs of life that were answered."""
+    _ahead_s: float = 0.0
     _server: uvicorn.Server | None = None
     _thread: threading.Thread | None = None
 
@@ -53,8 +56,15 @@ class Service:
 
     def start(self) -> Service:
         store = open_store(self.store_url)
-        app = create_app(store, settings=Settings(expire_after_s=self.expire_after_s, poll_s=0.1))
-        config = uvicorn.Config(app, host="127.0.0.1", port=self.port, log_level="warning", lifespan="on")
+        settings = Settings(expire_after_s=self.expire_after_s, poll_s=0.1)
+        app = create_app(store, settings=settings, ambient=Ambient(clock=lambda: time.monotonic() + self._ahead_s))
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            await app(scope, receive, send)
+            if scope["type"] == "http" and "/progress/" in scope["path"]:
+                self.signs += 1
+
+        config = uvicorn.Config(counted, host="127.0.0.1", port=self.port, log_level="warning", lifespan="on")
         if self.tls is not None:
             config.ssl_certfile, config.ssl_keyfile = self.tls
         config.timeout_graceful_shutdown = 1
@@ -70,6 +80,10 @@ class Service:
             assert self._thread.is_alive()
             time.sleep(0.01)
         return self
+
+    def pass_time(self, seconds: float) -> None:
+        """The coordinator's clock goes forward: what takes minutes need not be waited for."""
+        self._ahead_s += seconds
 
     def stop(self) -> None:
         if self._server is not None and self._thread is not None:
