@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -33,6 +34,7 @@ def main() -> int:
         os.execve(
             sys.executable, [sys.executable, "-m", "tests.fuzz", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
         )
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what lies about is removed then too
     warnings.simplefilter("ignore")
     targets = load(instrumented=not options.replay and not options.list)
     unknown = [name for name in options.target if name not in targets and name != native.NAME]

@@ -44,8 +44,6 @@ from weight_store.offer import Offer
 from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Receipt, group_ranges
 from weight_store.records import sha256_hex
 
-_SHARED = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where files cost no disk."""
 HEAD = LogHead(run_id=RUN_ID, base=POSITION, to=VERSION)
 
 
@@ -133,13 +131,13 @@ def _log_seeds() -> Iterator[bytes]:
 
 @cache
 def _folder() -> Path:
-    made = tempfile.TemporaryDirectory(prefix="weightcast-fuzz-", dir=_SHARED)
+    made = tempfile.TemporaryDirectory(prefix="weightcast-fuzz-")
     _folder_owner.append(made)
     return Path(made.name)
 
 
 _folder_owner: list[Any] = []
-"""Keeps the directory until the process ends."""
+"""Keeps the directory until the process ends; in a fuzzing child, which ends without ado, it lies in its scratch."""
 
 
 def _checkpoint(data: bytes) -> None:

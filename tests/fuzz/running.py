@@ -15,7 +15,9 @@ import importlib.util
 import os
 import random
 import resource
+import signal
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -30,6 +32,8 @@ PACKAGES = ["codec", "weight_store", "coordinator", "trainer_agent", "rollout_ag
 HERE = Path(__file__).parent
 CORPUS = HERE / "corpus"
 """Inputs that once broke something, by target; replayed by the tests."""
+_SHARED = os.environ.get("WEIGHTCAST_SHM_DIR") or ("/dev/shm" if Path("/dev/shm").is_dir() else None)
+"""Where files cost no disk."""
 
 
 def atheris_module() -> types.ModuleType | None:
@@ -77,11 +81,9 @@ def fuzz(target: Target, budget: Budget, out: Path) -> list[Path]:
     seeds = [*target.seeds(), *(path.read_bytes() for path in sorted((CORPUS / target.name).glob("*")))]
     for seed in seeds:
         (corpus / hashlib.sha1(seed).hexdigest()).write_bytes(seed)  # as libFuzzer names them
-    sys.stdout.flush()
-    child = os.fork()
-    if child == 0:
-        _in_child(Work(target, budget, tuple(seeds), corpus, findings))
-    _, status = os.waitpid(child, 0)
+    # The child may be killed: what it makes lies in a directory of its parent's.
+    with tempfile.TemporaryDirectory(prefix="weightcast-fuzz-", dir=_SHARED) as scratch:
+        status = _run_child(Work(target, budget, tuple(seeds), corpus, findings), scratch)
     found = sorted(findings.iterdir())
     if status and not found:
         note = findings / "died"
@@ -112,7 +114,23 @@ class Work:
             os._exit(77)
 
 
-def _in_child(work: Work) -> None:
+def _run_child(work: Work, scratch: str) -> int:
+    """Fork, work, wait: the child's status. Temporary files of the child lie in ``scratch``."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        _in_child(work, scratch)
+    try:
+        return os.waitpid(child, 0)[1]
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
+
+
+def _in_child(work: Work, scratch: str) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    tempfile.tempdir = scratch
     try:
         (_blind if atheris_module() is None else _guided)(work)
         os._exit(0)

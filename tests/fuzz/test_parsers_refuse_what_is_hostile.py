@@ -7,8 +7,10 @@ A bounded run of every fuzz target with a fixed seed; `make fuzz` goes on for lo
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -84,3 +86,27 @@ def test_planted_defects_are_found(tmp_path: Path) -> None:
 def test_every_earlier_finding_has_its_target() -> None:
     assert {path.parent.name for path in EARLIER} <= TARGETS.keys()
     assert sum(path.stat().st_size for path in EARLIER) < 1 << 16
+
+
+def test_nothing_is_left_of_a_target_that_was_killed(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    command = ["--target", "checkpoint-file", "--seconds", "600", "--out", str(tmp_path / "out")]
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "tests.fuzz", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONHASHSEED": "0", "WEIGHTCAST_SHM_DIR": str(shared), "TMPDIR": str(shared)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not list(shared.glob("*/*/*.safetensors")):
+            assert parent.poll() is None
+            time.sleep(0.05)
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        assert parent.wait(60) == 1
+    finally:
+        parent.kill()
+        parent.wait()
+    assert list(shared.iterdir()) == []
