@@ -42,6 +42,8 @@ def from_state_dict(state: Mapping[str, Any]) -> Pieces:
     aliases: dict[str, str] = {}
     seen: dict[tuple[object, ...], str] = {}
     for name, value in state.items():
+        if not isinstance(name, str):
+            raise InvalidPieces(f"{name!r} is no tensor name: a state dict has strings for keys")
         if name.endswith("_extra_state"):
             continue
         if not isinstance(value, torch.Tensor):

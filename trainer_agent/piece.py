@@ -13,7 +13,7 @@ import torch
 from codec.dtypes import TORCH_NAMES
 from trainer_agent.errors import InvalidPieces
 from weight_store.boxes import Box, Dims
-from weight_store.offer import MAX_AXES
+from weight_store.offer import MAX_AXES, METADATA
 
 _NAME = re.compile(r"[\x21-\x7e]{1,512}")
 
@@ -39,10 +39,12 @@ class Piece:
     def __post_init__(self) -> None:
         object.__setattr__(self, "global_shape", tuple(int(n) for n in self.global_shape))
         object.__setattr__(self, "offsets", tuple(int(n) for n in self.offsets))
-        if not _NAME.fullmatch(self.name):
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise InvalidPieces(
-                f"{self.name[:80]!r} is not a tensor name: use 1 to 512 printable ASCII characters without spaces"
+                f"{str(self.name)[:80]!r} is not a tensor name: use 1 to 512 printable ASCII characters without spaces"
             )
+        if self.name == METADATA:
+            raise InvalidPieces(f"{METADATA} is no tensor name: safetensors files keep their metadata under it")
         if type(self.tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise InvalidPieces(
                 f"{self.name}: a piece holds a plain torch tensor, not {type(self.tensor).__name__}; "
@@ -50,7 +52,9 @@ class Piece:
             )
         if self.tensor.layout != torch.strided or self.tensor.is_quantized or self.tensor.is_meta:
             raise InvalidPieces(f"{self.name}: a sparse, quantised or meta tensor has no plain elements to publish")
-        if len(self.global_shape) > MAX_AXES or not self.box.inside(self.global_shape):
+        if len(self.global_shape) > MAX_AXES:
+            raise InvalidPieces(f"{self.name} has {len(self.global_shape)} axes: tensors have 0 to {MAX_AXES}")
+        if not self.box.inside(self.global_shape):
             raise InvalidPieces(f"{self.name}: box {self.box} lies outside its shape {list(self.global_shape)}")
 
     @property
@@ -93,6 +97,8 @@ class Casting:
 
 def make_casting(dtype: torch.dtype | None, keep: str | Sequence[str]) -> Casting:
     """Check the arguments of ``publish``. Raises ``InvalidPieces`` for a dtype that is no float of 16 bits or more."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise InvalidPieces(f"dtype is a torch.dtype or None, not {dtype!r}")
     if dtype is not None and (not dtype.is_floating_point or dtype.itemsize < 2):
         raise InvalidPieces(f"weights are cast to a float dtype of 16 bits or more, or not at all (None); not {dtype}")
     return Casting(dtype, (keep,) if isinstance(keep, str) else tuple(keep))

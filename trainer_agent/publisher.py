@@ -144,7 +144,7 @@ class Publisher:
                 if self._closed:
                     raise Misuse("the Publisher is closed")
                 if handle.step < 0:
-                    raise Misuse(f"step is a count from 0, not {step!r}")
+                    raise Misuse(f"step is a count from 0 to 2**63 - 1, not {step!r}")
                 casting = make_casting(dtype, keep_dtype)
                 source = as_source(pieces, self._rank, self._world_size)
                 patterns = (frozen,) if isinstance(frozen, str) else tuple(frozen)
@@ -207,8 +207,9 @@ class Publisher:
 
 
 def _count(step: object) -> int:
-    """A trainer's step as an int: numpy's and torch's integers too; -1 for what is none."""
+    """A trainer's step as an int: numpy's and torch's integers too; -1 for what is none or too large to be told."""
     try:
-        return operator.index(step)  # type: ignore[arg-type]
+        number = operator.index(step)  # type: ignore[arg-type]
     except TypeError:
         return -1
+    return number if number < 1 << 63 else -1

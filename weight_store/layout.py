@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from weight_store.boxes import Box, Dims, find_hole, find_overlap, is_one_cut, span_count
 from weight_store.errors import LayoutError
-from weight_store.offer import DtypeName, Itemsize, Shape, TensorName, check_tensor
+from weight_store.offer import Alias, DtypeName, Itemsize, Shape, TensorName, check_tensor
 from weight_store.records import Count, Rank, Record
 from weight_store.version import WorldSize
 
@@ -82,7 +82,7 @@ class Layout(Record):
     itemsizes: tuple[Itemsize, ...]
     shapes: tuple[Shape, ...]
     frozen: tuple[Count, ...] = Field(default=(), description="indices of tensors that never change")
-    aliases: dict[TensorName, TensorName] = Field(default={}, description="tied name -> stored name")
+    aliases: dict[Alias, TensorName] = Field(default={}, description="tied name -> stored name")
     piece_tensor: tuple[Count, ...]
     piece_offsets: tuple[Shape, ...]
     piece_sizes: tuple[Shape, ...]

@@ -6,7 +6,7 @@ import math
 import re
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from weight_store.boxes import Box, Dims
 from weight_store.head import Term
@@ -16,8 +16,20 @@ from weight_store.version import WorldSize
 MAX_AXES = 8
 MAX_TENSOR_BYTES = 1 << 50
 
+METADATA = "__metadata__"
+"""The one name that a safetensors header keeps for itself."""
+
+
+def check_not_reserved(name: str) -> str:
+    """``name``; ``ValueError`` if no tensor of a safetensors file may have it."""
+    if name == METADATA:
+        raise ValueError(f"{METADATA} is no tensor name: safetensors files keep their metadata under it")
+    return name
+
+
 TensorName = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[\x21-\x7e]+$")]
 """Printable ASCII without spaces, as in every published checkpoint. Never used as a path."""
+Alias = Annotated[TensorName, AfterValidator(check_not_reserved)]
 DtypeName = Annotated[str, StringConstraints(pattern=r"^[A-Z][A-Z0-9_]{0,15}$")]
 Itemsize = Annotated[int, Field(ge=1, le=16)]
 Extent = Annotated[int, Field(ge=0, le=2**48)]
@@ -42,7 +54,7 @@ class Offer(Record):
     offsets: tuple[Shape, ...]
     sizes: tuple[Shape, ...]
     frozen: tuple[TensorName, ...] = ()
-    aliases: dict[TensorName, TensorName] = Field(default={})
+    aliases: dict[Alias, TensorName] = Field(default={})
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -63,7 +75,8 @@ class Offer(Record):
 
 
 def check_tensor(name: str, shape: Dims, itemsize: int) -> None:
-    """``ValueError`` if the tensor is larger than any real one (2**50 bytes)."""
+    """``ValueError`` if no file can hold the tensor: its name is reserved, or it is larger than 2**50 bytes."""
+    check_not_reserved(name)
     if 0 not in shape and math.prod(shape, start=itemsize) <= MAX_TENSOR_BYTES:
         return
     total = itemsize

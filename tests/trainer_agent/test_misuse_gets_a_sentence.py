@@ -156,7 +156,7 @@ def test_a_box_outside_its_tensor_is_no_piece() -> None:
 def test_a_step_is_any_integer_and_nothing_else(service) -> None:
     with Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher:
         assert publisher.publish(STATE, np.int64(3)).sealed(60) == 1
-        for step in (1.5, "4", -1):
+        for step in (1.5, "4", -1, 2**63):
             handle = publisher.publish(STATE, step)  # type: ignore[arg-type]
             assert "step is a count from 0" in str(handle.error)
         assert publisher.publish(STATE, 4).sealed(60) == 2
@@ -170,3 +170,21 @@ def test_a_publisher_closed_before_its_sidecar_listens_leaves_no_traceback(servi
     while pid is not None and Path(f"/proc/{pid}").exists() and time.monotonic() < deadline_s:
         time.sleep(0.1)
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "sentence"),
+    [
+        ({"__metadata__": torch.ones(2)}, {}, "__metadata__ is no tensor name"),
+        ({"w": torch.ones(2)}, {"aliases": {"__metadata__": "w"}}, "__metadata__ is no tensor name"),
+        ({1: torch.ones(2)}, {}, "1 is no tensor name"),
+        ({"w": torch.ones((1,) * 9)}, {}, "has 9 axes"),
+        ({"w": torch.ones(2)}, {"dtype": "int8"}, "dtype is a torch.dtype or None, not 'int8'"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_named(service, given, options, sentence) -> None:
+    with (
+        Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher,
+        pytest.raises(InvalidPieces, match=sentence),
+    ):
+        publisher.publish(given, 0, **options)

@@ -69,8 +69,10 @@ def test_replicated_boxes_have_one_owner_balanced_by_bytes(played) -> None:
     layout = service.read("hsdp").layout
     assert sum(owners_of(layout).values()) == sum(t.nbytes for t in layout.tensors)
     assert set(owners_of(layout)) == set(range(WORLD_SIZE))
-    replicas = [g.owner for g in service.read("mixed").layout.groups if "replicas" in g.pieces[0].tensor.name]
-    assert len(replicas) == 8
+    pieces = [(g.owner, p) for g in service.read("mixed").layout.groups for p in g.pieces]
+    replicas = [(owner, piece.tensor.name) for owner, piece in pieces if "replicas" in piece.tensor.name]
+    assert sorted(name for _, name in replicas) == [f"replicas.layers.{i}.w" for i in range(8)]
+    assert len({owner for owner, _ in replicas}) > 1
 
 
 def test_tied_weights_are_stored_once_even_where_a_rank_has_no_rows(played) -> None:
