@@ -145,6 +145,11 @@ class _Counted:
         self._at += len(block)
         return block
 
+    def seek(self, offset: int) -> int:
+        """botocore goes back to the beginning before it sends to the region in which the bucket really is."""
+        self._at = offset
+        return offset
+
 
 class S3Upload:
     """One create-only object: a single PUT up to the part size, a multipart upload above it."""
