@@ -25,6 +25,18 @@ def edit(path: Path) -> None:
         file.write(bytes([byte]))
 
 
+def swap_names(path: Path) -> None:
+    """Two tensors of one shape change places in the header: size, inode and every weight stay."""
+    data = path.read_bytes()
+    head = data[: 8 + int.from_bytes(data[:8], "little")]
+    first, second = b'"model.layers.0.mlp.down.weight"', b'"model.layers.1.mlp.down.weight"'
+    assert first in head
+    assert second in head
+    swapped = head.replace(first, b"?").replace(second, first).replace(b"?", second)
+    with path.open("r+b") as file:
+        file.write(swapped)
+
+
 def forge(directory: Path) -> None:
     """Make the record say that every file is as it was left: what rots by itself leaves no trace in stamps."""
     disk, places = LocalDisk(), Places.of(directory)

@@ -164,7 +164,7 @@ async def test_an_edit_under_a_running_agent_is_repaired(
         assert engine.loaded[-1] == training.tensors(1), "told again: the edited file may have been loaded before"
         assert 0 < replica.fetched_bytes - fetched < training.manifests[1].payload_bytes / 2
         assert replica.faults.found_by_kind["working"] == 1
-        assert replica.faults.repaired_by_route == {"checkpoint": 0, "store": 1}
+        assert replica.faults.repaired_by_route == {"checkpoint": 0, "store": 1, "layout": 0}
         assert 'weightcast_faults_found_total{kind="working"} 1' in replica.faults.text().splitlines()
     assert weight_files(tmp_path)[1].name in caplog.text
     assert "is damaged: group" in caplog.text
