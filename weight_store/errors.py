@@ -7,7 +7,8 @@
     │   ├── ObjectNotFound         re-plan: the object is not there (now)
     │   ├── PreconditionFailed     read back and compare: somebody wrote first, or it was us
     │   ├── StoreUnavailable       retry with backoff; after a write the outcome is unknown
-    │   │   └── StoreThrottled     retry more slowly
+    │   │   ├── StoreThrottled     retry more slowly
+    │   │   └── UploadLost         what was sent is gone: begin the upload again
     │   └── StoreRefused           a person must act: permission, credentials, bucket, endpoint
     ├── FormatError                the bytes are not what the key promises
     │   ├── UnknownFormatVersion   written by a newer weightcast: upgrade
@@ -60,6 +61,12 @@ class StoreThrottled(StoreUnavailable):
     """The store asks for fewer requests (503 SlowDown, 429)."""
 
     code = "store-throttled"
+
+
+class UploadLost(StoreUnavailable):
+    """The store no longer has the parts of an upload, or the upload: committing again leads nowhere."""
+
+    code = "upload-lost"
 
 
 class StoreRefused(StoreError):

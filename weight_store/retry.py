@@ -1,8 +1,9 @@
 """The one place that retries: a decorator that is a store, and the loop that it shares with multipart uploads.
 
 It also keeps the number of requests under way to what the store takes (:mod:`~weight_store.pacing`). Only
-:class:`~weight_store.errors.StoreUnavailable` is retried. The outcome of a conditional write is then unknown, so one
-that is told "exists already" reads the object back: our own bytes mean that a lost attempt had succeeded.
+:class:`~weight_store.errors.StoreUnavailable` is retried, and of that not ``UploadLost``. The outcome of a conditional
+write is then unknown, so one that is told "exists already" reads the object back: our own bytes mean that a lost
+attempt had succeeded.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from weight_store.errors import (
     PreconditionFailed,
     StoreThrottled,
     StoreUnavailable,
+    UploadLost,
 )
 from weight_store.pacing import Allowance
 from weight_store.store import Blob, Entry, MultipartStore, PresigningStore, Store, UnfinishedUpload, Upload
@@ -92,6 +94,8 @@ class Retrier:
     async def call(self, operation: Callable[[], Awaitable[T]], *, composed: bool = False) -> T:
         """Await ``operation()``, again after each ``StoreUnavailable``; the last one is raised, saying how often.
 
+        ``UploadLost`` is raised at once: only whoever has the bytes can begin the upload again.
+
         ``composed``: the operation calls this retrier itself. It takes no place of its own, for which the inner calls
         would wait in vain once a single request is permitted.
         """
@@ -100,6 +104,8 @@ class Retrier:
         while True:
             try:
                 result = await (operation() if composed else self._paced(operation))
+            except UploadLost:
+                raise
             except StoreUnavailable as error:
                 failures += 1
                 delay_s = self._policy.delay_s(failures, self._fraction(), throttled=isinstance(error, StoreThrottled))

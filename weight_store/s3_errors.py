@@ -23,6 +23,7 @@ from weight_store.errors import (
     StoreRefused,
     StoreThrottled,
     StoreUnavailable,
+    UploadLost,
 )
 
 CLIENT_ERRORS: tuple[type[Exception], ...] = (
@@ -65,11 +66,15 @@ _TRANSIENT = {
     "IncompleteBody": "the request body was cut short on its way",
     "BadDigest": "the request body was damaged on its way",
     "OperationAborted": "a conflicting operation on it is in progress",
-    "NoSuchUpload": "its multipart upload is unknown: it was completed before, aborted, or expired",
     "RequestTimeTooSkewed": (
         "this machine's clock and the store's differ too much: synchronise the clock (NTP), "
         "and see that requests do not wait 15 minutes"
     ),
+}
+_LOST = {
+    "NoSuchUpload": "its multipart upload is unknown: it was completed before, aborted, or expired",
+    "InvalidPart": "the store has lost a part of its multipart upload",
+    "InvalidPartOrder": "the store has mixed up the parts of its multipart upload",
 }
 _REFUSED = {
     "NoSuchBucket": "bucket {bucket!r} does not exist at {endpoint}: create it, or correct the store URL",
@@ -166,6 +171,8 @@ def _classify_answer(response: Mapping[str, Any], place: Place, key: str) -> Sto
         return StoreRefused(_REFUSED[code].format(bucket=place.bucket, endpoint=place.endpoint), key=key)
     if code in _TRANSIENT:
         return StoreUnavailable(f"{shown}: {_TRANSIENT[code]} ({code} from {place.endpoint})", key=key)
+    if code in _LOST:
+        return UploadLost(f"{shown}: {_LOST[code]} ({code} from {place.endpoint})", key=key)
     if code in _NOT_FOUND:
         return ObjectNotFound(f"no {shown} in bucket {place.bucket!r} at {place.endpoint}", key=key)
     if code in _PRECONDITION or status == 412:

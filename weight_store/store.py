@@ -52,7 +52,8 @@ class Upload(Protocol):
     async def commit(self) -> None:
         """Make the object visible (``If-None-Match: *``). Raises ``PreconditionFailed`` if the key exists.
 
-        May be called again after ``StoreUnavailable``; an attempt whose reply was lost then counts as success.
+        May be called again after ``StoreUnavailable``; an attempt whose reply was lost then counts as success. After
+        ``UploadLost`` only a new upload, to this key or another, leads anywhere.
         """
 
 
