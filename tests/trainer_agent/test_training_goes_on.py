@@ -131,12 +131,16 @@ def test_no_coordinator_at_the_first_publication_is_an_error_on_the_handle(make_
         wait_until(lambda: publisher.publish(make_state(), 1).error is None)
 
 
-def test_a_rank_that_never_reports_costs_one_version(make_service, launch_ranks, check_same) -> None:
-    service = make_service(expire_after_s=3)
+def test_a_rank_that_never_reports_costs_one_version(make_service, launch_ranks, tmp_path, check_same) -> None:
+    service = make_service(expire_after_s=120)
     ranks = launch_ranks(service, 2)
     state = [{"a": torch.ones(4)}, {"b": torch.ones(4)}]
     assert [h.sealed(30) for h in ranks.together(lambda p, rank: p.publish(state[rank], 0))] == [1, 1]
     lonely = ranks.publishers[0].publish(state[0], 1)
+    receipt = tmp_path / "bucket" / "r" / "v" / f"{2:012d}" / f"{0:05d}.json"
+    wait_until(receipt.exists)
+    # A clock that jumped before the receipt was taken note of has to jump once more.
+    wait_until(lambda: lonely.done or service.pass_time(120) or time.sleep(0.2))
     with pytest.raises(VersionAborted, match="no receipt of rank 1"):
         lonely.sealed(30)
     state = [{name: tensor + 1 for name, tensor in part.items()} for part in state]
