@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rollout_agent.changelog import ScannedLog, ends_committed, scan
 from rollout_agent.disk import Disk, sync_file, write_file
@@ -20,6 +24,7 @@ from weight_store.receipt import DIGEST_BYTES
 from weight_store.records import MAX_COLUMNS_BYTES, pack, sha256_hex, unpack
 
 _LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +134,7 @@ class StateDir:
 
     def scan(self, path: Path) -> ScannedLog | None:
         """A log if it was committed and is undamaged."""
-        if not self._disk.size(path):
-            return None
-        mapped = self._disk.map(path, writable=False)
-        try:
-            return scan(mapped.data)
-        finally:
-            mapped.close()
+        return self._mapped(path, scan)
 
     def replayable(self, state: State, layout: Layout) -> tuple[Held, list[KeptLog]]:
         """What is held after the committed logs that lead on from ``state``, and those logs in order.
@@ -172,19 +171,20 @@ class StateDir:
 
     def _drop(self, path: Path, log: ScannedLog | None) -> None:
         """Remove a log that says nothing; one that was committed and is rotten is named and counted."""
-        if log is None and self._was_committed(path):
+        if log is None and self._mapped(path, ends_committed):
             _LOG.error("%s is damaged: it ends with a commit, but a checksum in it is wrong; going on without it", path)
             self.faults.found("log")
         else:
             _LOG.info("dropping %s: it was never committed", path)
         self._disk.remove(path)
 
-    def _was_committed(self, path: Path) -> bool:
+    def _mapped(self, path: Path, look: Callable[[NDArray[np.uint8]], _T]) -> _T | None:
+        """What ``look`` finds in the bytes of a file; None if it is absent or empty."""
         if not self._disk.size(path):
-            return False
+            return None
         mapped = self._disk.map(path, writable=False)
         try:
-            return ends_committed(mapped.data)
+            return look(mapped.data)
         finally:
             mapped.close()
 
