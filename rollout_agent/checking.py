@@ -35,19 +35,25 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """``damage``: groups that are not what they should be; ``misplaced``: other files that are absent or edited."""
+    """``damage``: groups that are not what they should be; ``heads``: files that say something else of where tensors
+    lie; ``misplaced``: other files that are absent or edited."""
 
     damage: tuple[Damage, ...] = ()
+    heads: tuple[str, ...] = ()
     misplaced: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
         """Whether everything is as it should be."""
-        return not self.damage and not self.misplaced
+        return not self.damage and not self.heads and not self.misplaced
 
     def sentences(self) -> list[str]:
         """One for each finding."""
-        return [str(item) for item in self.damage] + [f"{name} is absent or edited" for name in self.misplaced]
+        return [
+            *(f"{name} is edited: its first bytes, which say where each tensor lies" for name in self.heads),
+            *(str(item) for item in self.damage),
+            *(f"{name} is absent or edited" for name in self.misplaced),
+        ]
 
 
 def loaded_files(held: Held, table: FileTable) -> tuple[str, ...]:
@@ -95,11 +101,12 @@ def compare(
     held, table = content.held, content.table
     weights = Weights(disk, places.model, table, writable=False)
     try:
+        heads = weights.edited_heads(names)
         damage = damaged(weights, held, groups_in(held.groups, table, names), pool)
     finally:
         weights.close()
     misplaced = presence.misplaced(disk, places, held.version, table.index)
-    return Findings(damage, tuple(name for name in misplaced if names is None or name in names))
+    return Findings(damage, heads, tuple(name for name in misplaced if names is None or name in names))
 
 
 def faults(disk: Disk, places: Places, whole: Whole, pool: Executor, names: Collection[str] | None) -> list[str]:

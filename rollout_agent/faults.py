@@ -10,10 +10,11 @@ from types import MappingProxyType
 from rollout_agent.disk import Disk
 
 FOUND = ("working", "asset", "log", "checkpoint", "layout", "record", "object")
-"""Kinds of damage: groups of weights, other files an engine loads, logs, groups of the checkpoint, layouts, small
-records of the state directory, objects of the bucket."""
-REPAIRED = ("checkpoint", "store")
-"""Where repaired groups were taken from: the local checkpoint with its logs, or the bucket."""
+"""Kinds of damage: groups of weights or heads of their files, other files an engine loads, logs, groups of the
+checkpoint, layouts, small records of the state directory, objects of the bucket."""
+REPAIRED = ("checkpoint", "store", "layout")
+"""Where repaired groups were taken from: the local checkpoint with its logs, or the bucket; heads of files: the layout
+kept locally."""
 
 
 class Faults:

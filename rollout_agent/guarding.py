@@ -95,11 +95,15 @@ class Guarded:
         return self._mark.stamps if self._mark is not None else {}
 
     def verify(self, names: Collection[str] | None = None, *, afresh: bool = False) -> None:
-        """Hash every kept group; hide the directory while one differs, show it otherwise.
+        """Hash every kept group; hide the directory while one differs, show it otherwise. Heads are put right at once.
 
         ``names``: only the groups with bytes in these files. ``afresh``: record it anew even if nothing was touched.
         """
         held, weights = self._both()
+        if weights.edited_heads(names):
+            with self.exclusive():
+                presence.hide(self.disk, self.places)
+                self._write_heads(weights, names)
         stamps = self._stamps_before(names, afresh=afresh)
         wanted = checking.groups_in(held.groups, weights.table, names)
         known, self.damage = self.damage, checking.damaged(weights, held, wanted, self.pool)
@@ -113,12 +117,30 @@ class Guarded:
             _LOG.error("%s, the copy of %s, is missing or damaged", self.places.asset(asset.sha256), asset.name)
         self.faults.found("asset", len(missing))
         if self.damage or missing:
-            # A checkpoint that is being made of damaged files must not count.
-            self.files = self._record().model_copy()
+            self._distrust_saving()
             self._stay_hidden()
         else:
             self._settle(held, weights, stamps, afresh=afresh)
         self.unsettled = False
+
+    def _write_heads(self, weights: Weights, names: Collection[str] | None = None) -> None:
+        """Write the heads of weight files (of those in ``names``) anew where they differ: no group covers them.
+
+        Under :meth:`exclusive` and hidden.
+        """
+        edited = weights.edited_heads(names)
+        if not edited:
+            return
+        for name in edited:
+            _LOG.error("%s is damaged: its first bytes, which say where each tensor lies", self.places.model / name)
+        self.faults.found("working", len(edited))
+        self._distrust_saving()
+        weights.write_heads(edited)
+        self.faults.repaired("layout", len(edited))
+
+    def _distrust_saving(self) -> None:
+        """A checkpoint that is being made of damaged files must not count."""
+        self.files = self._record().model_copy()
 
     def _settle(self, held: Held, weights: Weights, stamps: dict[str, Stamp], *, afresh: bool) -> None:
         """Let engines see what was found right."""

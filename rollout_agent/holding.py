@@ -13,6 +13,7 @@ files complete but not in place           put in place
 weights gone with a reboot                copied from the checkpoint, then as above; that is older than what was shown
                                           if this came as new files and their copy was not made yet
 some weight files gone or cut             those copied from the checkpoint, else made anew group by group
+the head of a weight file edited          written anew: the layout says what it is
 a digest still wrong                      named in :attr:`Holding.damage`; hidden from engines until repaired
 ========================================  =====================================================================
 """
@@ -35,7 +36,7 @@ from rollout_agent.places import Places
 from rollout_agent.saving import Saving
 from rollout_agent.state import State, Version, Whole, load, save
 from rollout_agent.statedir import KeptLog, held_after, held_by
-from rollout_agent.weights import Weights, misfits
+from rollout_agent.weights import Weights, lost, misfits
 from weight_store.layout import Layout
 
 _LOG = logging.getLogger(__name__)
@@ -90,7 +91,7 @@ class Holding(Guarded):
             _LOG.warning("%s: somebody touched %s; checking", self.places.model, ", ".join(sorted(names)[:5]))
             self.faults.touched_files += len(names)
         if self._displaced:
-            if misfits(self.disk, self.places.model, self.weights.table):
+            if lost(self.disk, self.places.model, self.weights.table):
                 self.recover()
                 return
             self.weights.close()
@@ -109,13 +110,13 @@ class Holding(Guarded):
         state, layout = found
         table = self._table(state, layout)
         restored = self._restore(state, table)
-        wrong = misfits(self.disk, self.places.model, table)
+        wrong = lost(self.disk, self.places.model, table)
         if len(wrong) == len(table.files):
             self._forget()
             self._stay_hidden()
             return
         if wrong:
-            _LOG.error("%s is missing, cut or another file: it is made anew", self.places.model / wrong[0])
+            _LOG.error("%s is missing or cut: it is made anew", self.places.model / wrong[0])
             with self.exclusive():
                 installing.make_blank(self.disk, self.places, table, wrong)
         self.weights = Weights(self.disk, self.places.model, table)
@@ -162,12 +163,12 @@ class Holding(Guarded):
 
     def scrub(self, number: int) -> int:
         """Hash the ``number``-th group (modulo their count) and hide the directory if it differs; its bytes."""
-        if self.held is None or self.weights is None or not self.whole or not self.held.groups:
+        if self.held is None or self.weights is None or not self.whole or not self.held.groups or self._displaced:
             return 0
         group = self.held.groups[number % len(self.held.groups)]
         found = checking.damaged(self.weights, self.held, (group.index,), self.pool)
         self.faults.scrubbed_bytes += group.nbytes
-        if found:
+        if found or self.weights.edited_heads(self.weights.files_of(group)):
             _LOG.error("the scrub found damage in %s", self.places.model)
             self.verify()
         return group.nbytes
@@ -201,7 +202,7 @@ class Holding(Guarded):
     def _restore(self, state: State, table: FileTable) -> bool:
         """Copy files that are lost from the checkpoint, if it has them; the logs are replayed over them."""
         source = self.places.state / state.checkpoint
-        wrong = misfits(self.disk, self.places.model, table)
+        wrong = lost(self.disk, self.places.model, table)
         if not state.checkpoint or not wrong or misfits(self.disk, source, table):
             return False
         _LOG.info("restoring %d files of version %d from %s", len(wrong), state.version.position.version, source)
@@ -247,6 +248,7 @@ class Holding(Guarded):
             if self._displaced:
                 raise DamagedFiles(f"a weight file of {self.places.model} was replaced or cut by something else")
             self._scatter(path, weights)
+            self._write_heads(weights, touched)
             presence.remove_assets(self.disk, self.places, held.version, to)
             self.held = after
             stamps = presence.mark(self.disk, self.places, [file.name for file in weights.table.files])
@@ -285,6 +287,7 @@ class Holding(Guarded):
         self.weights = Weights(self.disk, self.places.model, table)
         with self.exclusive():
             presence.hide(self.disk, self.places)
+            self._write_heads(self.weights)
             if before is not None:
                 presence.remove_assets(self.disk, self.places, before.version, state.version)
             self._show(presence.mark(self.disk, self.places, [file.name for file in table.files]))

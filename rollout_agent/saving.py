@@ -19,7 +19,7 @@ import logging
 from collections.abc import Generator, Sequence
 
 from rollout_agent.disk import Disk, copy_file, sync_file
-from rollout_agent.errors import DiskError
+from rollout_agent.errors import DamagedFiles, DiskError
 from rollout_agent.places import Places, checkpoint_name
 from rollout_agent.replaying import stores_of
 from rollout_agent.state import State, load
@@ -101,6 +101,8 @@ class Saving:
         # Mapped apart from the weights that versions are stored into: those may be closed at any moment.
         weights = Weights(self._disk, self._directory, self._table)
         try:
+            if self.copies and weights.edited_heads():
+                raise DamagedFiles(f"{self._directory} is damaged: a file in it begins differently")
             for log in self.logs if self.copies else ():
                 with stores_of(self._disk, self._records, log.path, weights) as stores:
                     for store in stores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +37,11 @@ class Damage:
         )
 
 
+def lost(disk: Disk, directory: Path, table: FileTable) -> list[str]:
+    """Names of the table's files that are missing or have another size."""
+    return [file.name for file in table.files if disk.size(directory / file.name) != file.size]
+
+
 def misfits(disk: Disk, directory: Path, table: FileTable) -> list[str]:
     """Names of the table's files that are missing, have another size, or begin differently."""
     return [file.name for file in table.files if not _fits(disk, directory / file.name, file.head, file.size)]
@@ -53,10 +58,13 @@ def _fits(disk: Disk, path: Path, head: bytes, size: int) -> bool:
 
 
 class Weights:
-    """Mapped weight files that fit ``table``. Reading is safe from many threads, stores to different groups too."""
+    """Mapped weight files of the sizes in ``table``. Reading is safe from many threads, stores to different groups too.
+
+    Groups cover all of a file but its head, which says where each tensor lies: see :meth:`edited_heads`.
+    """
 
     def __init__(self, disk: Disk, directory: Path, table: FileTable, *, writable: bool = True) -> None:
-        wrong = misfits(disk, directory, table)
+        wrong = lost(disk, directory, table)
         if wrong:
             raise DamagedFiles(f"{directory / wrong[0]} is missing, cut or not the file that was written here")
         self.table = table
@@ -98,6 +106,23 @@ class Weights:
             mapped.change(
                 partial(np.copyto, target, segments.view(other._maps[segment.file].data, segment, group.itemsize))
             )
+
+    def edited_heads(self, names: Collection[str] | None = None) -> tuple[str, ...]:
+        """Names of those files (all, or those in ``names``) whose first bytes are not the table's."""
+        pairs = zip(self.table.files, self._maps, strict=True)
+        wanted = [(file, mapped) for file, mapped in pairs if names is None or file.name in names]
+        return tuple(file.name for file, mapped in wanted if bytes(mapped.data[: len(file.head)]) != file.head)
+
+    def write_heads(self, names: Collection[str]) -> None:
+        """Make the first bytes of these files the table's again."""
+        for file, mapped in zip(self.table.files, self._maps, strict=True):
+            if file.name in names:
+                head = np.frombuffer(file.head, np.uint8)
+                mapped.change(partial(np.copyto, mapped.data[: len(file.head)], head))
+
+    def files_of(self, group: Group) -> frozenset[str]:
+        """Names of the files that the group has bytes in."""
+        return frozenset(self.table.files[segment.file].name for segment in self._of(group))
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         place = self.table.places[name]

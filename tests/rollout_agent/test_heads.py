@@ -135,7 +135,9 @@ async def test_groups_and_header_cover_every_byte(training: Training, tmp_path: 
         held, weights = replica._holding.held, replica._holding.weights
         assert held is not None
         assert weights is not None
-        covered = [bytearray(b"\1" * len(file.head) + bytes(file.size - len(file.head))) for file in weights.table.files]
+        covered = [
+            bytearray(b"\1" * len(file.head) + bytes(file.size - len(file.head))) for file in weights.table.files
+        ]
         for group in held.groups:
             for part in segments_of(group, weights.table):
                 for row in range(part.rows):
