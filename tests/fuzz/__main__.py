@@ -6,22 +6,29 @@ Without ``--seconds`` or ``--runs``, each target gets the runs that the tests gi
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
+import tempfile
+import time
 import warnings
 from pathlib import Path
 
 from tests.fuzz import native
 from tests.fuzz.budget import Budget
-from tests.fuzz.running import atheris_module, fuzz, load, replay
+from tests.fuzz.running import atheris_module, fuzz, load, quiet, replay
 from tests.fuzz.target import Target
+
+OVERHEAD_S = 1.5
+"""What a target takes beside its seconds, about: libFuzzer goes on until they are exceeded."""
+LEAST_S = 3
 
 
 def main() -> int:
     """Returns 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--seconds", type=int, default=0, help="for all targets together")
+    parser.add_argument("--seconds", type=int, default=0, help="for all targets together, each at least one")
     parser.add_argument("--runs", type=int, default=0, help="executions of each target")
     parser.add_argument("--seed", type=int, default=1, help="of the fuzzer's choices (default 1)")
     parser.add_argument("--slow", type=int, default=30, help="seconds from which one input is a finding (default 30)")
@@ -34,9 +41,12 @@ def main() -> int:
         os.execve(
             sys.executable, [sys.executable, "-m", "tests.fuzz", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"}
         )
+    started_s = time.monotonic()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what lies about is removed then too
     warnings.simplefilter("ignore")
-    targets = load(instrumented=not options.replay and not options.list)
+    fuzzing = not options.replay and not options.list
+    with tempfile.TemporaryDirectory() as folder, quiet(Path(folder) / "log") if fuzzing else contextlib.nullcontext():
+        targets = load(instrumented=fuzzing)
     unknown = [name for name in options.target if name not in targets and name != native.NAME]
     if unknown:
         parser.error(f"no target {unknown[0]!r}; known are {', '.join(targets)}, {native.NAME}")
@@ -50,17 +60,22 @@ def main() -> int:
         replay(targets[options.target[0]], options.replay.read_bytes())
         print("nothing happens")
         return 0
-    return _many(options, targets)
+    return _many(options, targets, started_s)
 
 
-def _many(options: argparse.Namespace, targets: dict[str, Target]) -> int:
+def _many(options: argparse.Namespace, targets: dict[str, Target], started_s: float) -> int:
     if atheris_module() is None:
         print("atheris is not installed here (it has wheels for Linux and some Pythons): not guided by coverage")
     # Building the native target takes longer than the bounded run of all others; the codec's tests have their own.
-    names = options.target or [*targets, *([native.NAME] if options.seconds else [])]
+    names = options.target or [*([native.NAME] if options.seconds else []), *targets]
+    if 0 < options.seconds < LEAST_S * len(names):
+        print(f"{len(names)} targets take some {LEAST_S} s each, and as long as loading and building take beside that")
     found = 0
-    for name in names:
-        seconds = max(1, options.seconds // len(names)) if options.seconds else 0
+    for number, name in enumerate(names):
+        begun_s = time.monotonic()
+        left_s = options.seconds - (begun_s - started_s)
+        # libFuzzer takes whole seconds, and 0 for ever.
+        seconds = max(1, round(left_s / (len(names) - number) - OVERHEAD_S)) if options.seconds else 0
         runs = options.runs or (0 if seconds else targets[name].ci_runs if name in targets else 1000)
         budget = Budget(runs, seconds, options.seed, options.slow)
         if name == native.NAME:
@@ -68,10 +83,11 @@ def _many(options: argparse.Namespace, targets: dict[str, Target]) -> int:
         else:
             replaying = f"python -m tests.fuzz --target {name} --replay"
             paths = {path: f"{replaying} {path}" for path in fuzz(targets[name], budget, options.out)}
+        print(f"{name}: {time.monotonic() - begun_s:.0f} s, {len(paths)} findings", flush=True)
         for command in paths.values():
             print(f"{name}: {command}", flush=True)
         found += len(paths)
-    print(f"{len(names)} targets, {found} findings in {options.out}")
+    print(f"{len(names)} targets in {time.monotonic() - started_s:.0f} s, {found} findings in {options.out}")
     return 1 if found else 0
 
 

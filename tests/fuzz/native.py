@@ -55,7 +55,10 @@ def _guided(budget: Budget, folder: Path) -> None:
         "-verbosity=0",
         "-print_final_stats=1",
     ]
-    subprocess.run([program, *arguments], check=False)
+    with (folder / "log").open("wb") as log:
+        done = subprocess.run([program, *arguments], stdout=log, stderr=log, check=False)
+    if done.returncode:
+        print((folder / "log").read_text("utf-8", "replace"), flush=True)
 
 
 def _generated(budget: Budget, folder: Path) -> None:

@@ -73,17 +73,38 @@ def replay(target: Target, data: bytes) -> None:
         target.run(data)
 
 
+@contextlib.contextmanager
+def quiet(log: Path) -> Iterator[None]:
+    """Within this, what this process and its children write to stderr, libFuzzer's statistics too, goes to ``log``."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with log.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def fuzz(target: Target, budget: Budget, out: Path) -> list[Path]:
-    """Run a target in a child process; the findings it has now, those of earlier runs included."""
+    """Run a target in a child process; the findings it has now, those of earlier runs included.
+
+    What it writes goes to ``<out>/<target>/log``, and is shown if the run ended badly.
+    """
     corpus, findings = out / target.name / "corpus", out / target.name / "findings"
     for folder in (corpus, findings):
         folder.mkdir(parents=True, exist_ok=True)
     seeds = [*target.seeds(), *(path.read_bytes() for path in sorted((CORPUS / target.name).glob("*")))]
     for seed in seeds:
         (corpus / hashlib.sha1(seed).hexdigest()).write_bytes(seed)  # as libFuzzer names them
+    log = out / target.name / "log"
     # The child may be killed: what it makes lies in a directory of its parent's.
-    with tempfile.TemporaryDirectory(prefix="weightcast-fuzz-", dir=_SHARED) as scratch:
+    with quiet(log), tempfile.TemporaryDirectory(prefix="weightcast-fuzz-", dir=_SHARED) as scratch:
         status = _run_child(Work(target, budget, tuple(seeds), corpus, findings), scratch)
+    if status:
+        print(log.read_text("utf-8", "replace"), file=sys.stderr, flush=True)
     found = sorted(findings.iterdir())
     if status and not found:
         note = findings / "died"
