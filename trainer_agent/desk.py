@@ -268,6 +268,7 @@ class Desk:
             elif isinstance(event, Waiting):
                 self._trouble = event.reason
             elif isinstance(event, FullDone):
+                self._trouble = ""
                 if self._full_slot == event.slot:
                     self._full_slot = None
             elif event.id in self._questions:
@@ -325,6 +326,7 @@ class Desk:
         if event.ordinal is None or isinstance(error, Fenced):
             self._end(error)
             return
+        self._trouble = ""
         self._link.note_progress()
         if self._is_pending(event.ordinal) and self._pending is not None:
             self._pending.handle.note_failed(error)

@@ -38,7 +38,7 @@ def _nobody(reason: str) -> None:
 class Patience:
     """Repeats an operation until it succeeds or fails for good: what is undecided must be decided, training goes on.
 
-    ``tell`` gets every failure in words, and "" when the operation that had failed succeeds.
+    ``tell`` gets every failure in words, and "" when the operation that had failed succeeds, or fails for good.
     """
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
@@ -49,16 +49,16 @@ class Patience:
     async def __call__(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Await ``operation()``, again with growing jittered delays after every transient error."""
         failures = 0
-        while True:
-            try:
-                result = await operation()
-            except TRANSIENT as error:
-                failures += 1
-                await self.pause(what, failures, error)
-            else:
-                if failures:
-                    self.tell("")
-                return result
+        try:
+            while True:
+                try:
+                    return await operation()
+                except TRANSIENT as error:
+                    failures += 1
+                    await self.pause(what, failures, error)
+        finally:
+            if failures:
+                self.tell("")
 
     async def pause(self, what: str, failures: int, error: Exception) -> None:
         """Wait after the ``failures``-th failure in a row; say so at the first and then ever more rarely."""

@@ -72,7 +72,7 @@ class Retrier:
     """Runs an operation until it succeeds, fails for good, or the policy is used up.
 
     ``clock`` counts seconds from anywhere and only upwards; ``sleep`` waits; ``fraction`` draws from [0, 1). ``tell``
-    gets the sentence of each failure that is about to be retried, and "" once that succeeds.
+    gets the sentence of each failure that is about to be retried, and "" once that succeeds or is given up.
     """
 
     def __init__(
@@ -100,24 +100,28 @@ class Retrier:
         would wait in vain once a single request is permitted.
         """
         started_s = self._clock()
-        failures = 0
-        while True:
-            try:
-                result = await (operation() if composed else self._paced(operation))
-            except UploadLost:
-                raise
-            except StoreUnavailable as error:
-                failures += 1
-                delay_s = self._policy.delay_s(failures, self._fraction(), throttled=isinstance(error, StoreThrottled))
-                spent_s = self._clock() - started_s
-                if failures >= self._policy.attempts or spent_s + delay_s > self._policy.budget_s:
-                    raise _given_up(error, failures, spent_s) from error
-                self._tell(str(error))
-            else:
-                if failures:
-                    self._tell("")
-                return result
-            await self._sleep(delay_s)
+        failures, told = 0, False
+        try:
+            while True:
+                try:
+                    return await (operation() if composed else self._paced(operation))
+                except UploadLost:
+                    raise
+                except StoreUnavailable as error:
+                    failures += 1
+                    delay_s = self._policy.delay_s(
+                        failures, self._fraction(), throttled=isinstance(error, StoreThrottled)
+                    )
+                    spent_s = self._clock() - started_s
+                    if failures >= self._policy.attempts or spent_s + delay_s > self._policy.budget_s:
+                        raise _given_up(error, failures, spent_s) from error
+                    told = True
+                    self._tell(str(error))
+                await self._sleep(delay_s)
+        finally:
+            # However it ended: whoever goes on tells what goes on failing.
+            if told:
+                self._tell("")
 
     async def _paced(self, operation: Callable[[], Awaitable[T]]) -> T:
         async with self.allowance.slot():

@@ -1,0 +1,108 @@
+"""What a step waits for is what is wrong now, not an outage that ended with the publication before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from trainer_agent.arena import Arena
+from trainer_agent.desk import Desk
+from trainer_agent.handle import Handle
+from trainer_agent.link import Link
+from trainer_agent.messages import Attach, Attached, Event, Failed, FullDone, Waiting
+from trainer_agent.patience import Patience
+from weight_store.errors import ObjectNotFound, StoreError, StoreUnavailable
+from weight_store.retry import ONCE, Retrier, RetryPolicy
+
+OUTAGE = "http://store cannot be reached"
+
+
+class Silent:
+    """Stands for the link to a sidecar: the test says what the sidecar tells."""
+
+    def __init__(self, socket_path: object, *, on_event: Callable[[Event], None], **_: Any) -> None:
+        self.tell = on_event
+
+    def send(self, message: object) -> None:
+        pass
+
+    def note_progress(self) -> None:
+        pass
+
+
+@pytest.fixture
+def attached(tmp_path) -> tuple[Desk, Callable[[Event], None], Callable[[int], Handle]]:
+    """A desk whose sidecar is there, what that tells, and publications that are undecided."""
+    links: list[Silent] = []
+
+    def make(*args: Any, **callbacks: Any) -> Link:
+        links.append(Silent(*args, **callbacks))
+        return cast("Link", links[0])
+
+    arena = Arena.create(tmp_path)
+    attach = Attach(
+        arena=str(arena.path), run="r", store="file:///x", coordinator="http://c", rank=0, world_size=1, launch="l"
+    )
+    desk = Desk(arena, attach, make_link=make)
+    links[0].tell(Attached(run_id="x", term=1, base_slot=None, full_slot=None))
+
+    def publish(ordinal: int) -> Handle:
+        handle = desk.new_handle(ordinal, step=ordinal)
+        desk.publish(handle, slot=0, copy_s=0)
+        return handle
+
+    yield desk, links[0].tell, publish
+    arena.remove()
+
+
+def said(handle: Handle) -> str:
+    with pytest.raises(TimeoutError) as told:
+        handle.sealed(0.01)
+    return str(told.value)
+
+
+@pytest.mark.parametrize(
+    "end", [Failed(ordinal=0, code="version-aborted", message="given up"), FullDone(slot=1)], ids=lambda end: end.kind
+)
+def test_the_end_of_what_was_in_trouble_ends_the_trouble(attached, end: Event) -> None:
+    _, tell, publish = attached
+    handle = publish(0)
+    tell(Waiting(reason=OUTAGE))
+    assert OUTAGE in said(handle)
+    tell(end)
+    assert said(publish(1)) == "step 1 is not decided after 0.01 s"
+
+
+class Outage:
+    """An operation that fails so often for a while, and then for good."""
+
+    def __init__(self, times: int, then: StoreError) -> None:
+        self.errors = [StoreUnavailable(OUTAGE)] * times + [then]
+
+    async def __call__(self) -> None:
+        raise self.errors.pop(0)
+
+
+async def no_sleep(seconds: float) -> None:
+    pass
+
+
+@pytest.mark.parametrize("then", [ObjectNotFound("no such object"), StoreUnavailable(OUTAGE)], ids=["answer", "end"])
+async def test_retries_that_end_take_back_what_they_told(then: StoreError) -> None:
+    told: list[str] = []
+    retrier = Retrier(RetryPolicy(attempts=3), sleep=no_sleep, tell=told.append)
+    with pytest.raises(StoreError):
+        await retrier.call(Outage(2, then))
+    assert told == [OUTAGE, OUTAGE, ""]
+    with pytest.raises(StoreError):
+        await Retrier(ONCE, tell=told.append).call(Outage(0, then))
+    assert told == [OUTAGE, OUTAGE, ""]
+
+
+async def test_so_does_patience() -> None:
+    told: list[str] = []
+    with pytest.raises(ObjectNotFound):
+        await Patience(sleep=no_sleep, tell=told.append)("looking", Outage(1, ObjectNotFound("none")))
+    assert told == [f"looking: {OUTAGE}", ""]
