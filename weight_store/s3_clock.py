@@ -22,6 +22,8 @@ _SIGNER = "weightcast-s3v4"
 _SKEW = "weightcast-skew"
 _TOLERATED_S = 60.0
 """Less than that, and the clock is right: what was corrected before has been repaired."""
+_CREDIBLE_S = 86_400.0
+"""More than that, and there is no telling whose clock is wrong: the answer may as well be no S3 server's."""
 
 
 def _now() -> datetime.datetime:
@@ -46,11 +48,12 @@ AUTH_TYPE_MAPS[_SIGNER] = _SkewedAuth
 class SigningClock:
     """How far the server's clock is from this machine's (seconds), learnt when it refuses a signature for its time.
 
-    The refused request fails and is repeated like any other; presigned addresses keep this machine's time.
+    Never more than a day. The refused request fails and is repeated like any other; presigned addresses keep this machine's time.
     """
 
     def __init__(self, place: Place) -> None:
         self.skew_s = 0.0
+        self._doubted = False
         self._place = place
 
     def watch(self, client: Any) -> None:
@@ -72,8 +75,11 @@ class SigningClock:
         try:
             told = email.utils.parsedate_to_datetime(str(http_response.headers.get("date")))
             skew_s = (told - _now()).total_seconds()
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return  # no date, or none with a time zone: the error's own sentence has to do
+        if abs(skew_s) > _CREDIBLE_S:
+            self._doubt(told)
+            return
         skew_s = skew_s if abs(skew_s) > _TOLERATED_S else 0.0
         if abs(skew_s - self.skew_s) > _TOLERATED_S:
             _log.warning(
@@ -84,3 +90,13 @@ class SigningClock:
                 "ahead of" if skew_s > 0 else "behind",
             )
         self.skew_s = skew_s
+
+    def _doubt(self, told: datetime.datetime) -> None:
+        if not self._doubted:  # once, not for each of the requests that go on being refused
+            _log.error(
+                "%s says that it is %s, more than a day from this machine's time, and is not believed: "
+                "set the clock that is wrong",
+                self._place.endpoint,
+                told.isoformat(),
+            )
+        self._doubted = True

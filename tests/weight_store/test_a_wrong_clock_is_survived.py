@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import email.utils
 import logging
 import re
 import secrets
@@ -50,7 +51,7 @@ async def use(store: Store, key: str) -> None:
     assert [entry.size async for entry in store.list(f"{key}.shard")] == [11 * MIB]
 
 
-@pytest.mark.parametrize("seconds", [3600.0, -86400.0], ids=["an hour ahead", "a day behind"])
+@pytest.mark.parametrize("seconds", [3600.0, -72000.0], ids=["an hour ahead", "twenty hours behind"])
 async def test_requests_are_signed_with_the_servers_time(
     s3_url: Callable[..., str], set_clock: SetClock, caplog: pytest.LogCaptureFixture, seconds: float
 ) -> None:
@@ -88,7 +89,9 @@ async def test_many_requests_at_once_learn_of_it_together(
     assert len(caplog.messages) == 1
 
 
-@pytest.mark.parametrize("date", [None, "", "yesterday", "Mon, 30 Nov 2026 04:10:56"])
+@pytest.mark.parametrize(
+    "date", [None, "", "yesterday", "Mon, 30 Nov 2026 04:10:56", f"Mon, 30 Nov {10**20} 04:10:56 GMT"]
+)
 def test_a_refusal_without_a_time_changes_nothing(date: str | None) -> None:
     class Response:
         headers = {} if date is None else {"date": date}
@@ -96,6 +99,28 @@ def test_a_refusal_without_a_time_changes_nothing(date: str | None) -> None:
     clock = SigningClock(Place("bucket", "http://store"))
     clock._learn(Response(), {"Error": {"Code": "RequestTimeTooSkewed"}})
     assert clock.skew_s == 0
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+        "Mon, 01 Jan 0001 00:00:00 GMT",
+        "Mon, 01 Jan 0001 00:00:00 +2359",
+        email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)),
+    ],
+)
+def test_a_time_that_cannot_be_is_not_believed(date: str, caplog: pytest.LogCaptureFixture) -> None:
+    class Response:
+        headers = {"date": date}
+
+    clock = SigningClock(Place("bucket", "http://store"))
+    for _ in range(3):
+        clock._learn(Response(), {"Error": {"Code": "RequestTimeTooSkewed"}})
+    assert clock.skew_s == 0
+    assert len(caplog.messages) == 1
+    assert "http://store says that it is" in caplog.text
+    assert "more than a day from this machine's time, and is not believed: set the clock that is wrong" in caplog.text
 
 
 async def test_the_doctor_says_by_how_much(s3_url: Callable[..., str], set_clock: SetClock) -> None:
