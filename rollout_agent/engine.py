@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Protocol
 
 import httpx
 
+from rollout_agent.commandline import split_command
 from rollout_agent.errors import EngineRefused
 
 _LOG = logging.getLogger(__name__)
@@ -49,16 +49,11 @@ class CommandEngine:
     """Runs a command for each version; exit status 0 confirms.
 
     ``{version}``, ``{path}``, ``{step}`` and ``{run}`` in it are filled in. The command is split as a shell would
-    split it, but no shell runs it.
+    split it, but no shell runs it: ``EngineRefused`` for one that has a shell's operators in it.
     """
 
     def __init__(self, command: str, *, timeout_s: float = 600) -> None:
-        try:
-            self._argv = shlex.split(command)
-        except ValueError as error:
-            raise EngineRefused(f"the command {command!r} cannot be split into words: {error}") from None
-        if not self._argv:
-            raise EngineRefused("the command for new versions is empty")
+        self._argv = split_command(command)
         self._timeout_s = timeout_s
 
     async def load(self, staged: Staged) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -24,8 +25,44 @@ async def test_a_command_gets_version_path_step_and_run(tmp_path: Path) -> None:
 
 
 async def test_no_shell_runs_the_command() -> None:
-    with pytest.raises(EngineRefused, match="status 2"):
-        await CommandEngine("test a = 'a;b' ; exit 0").load(STAGED)
+    await CommandEngine("test 'a;$(b)' = a';$(b)'").load(STAGED)
+
+
+@pytest.mark.parametrize(
+    ("command", "operator"),
+    [
+        ("echo no; exit 3", ";"),
+        ("test -e x && reload", "&&"),
+        ("reload||true", "||"),
+        ("reload {path} | logger", "|"),
+        ("reload 2>/dev/null", ">"),
+        ("reload < {path}/config.json", "<"),
+        ("reload $(cat port)", "$("),
+        ('reload "$(cat port)"', "$("),
+        ("reload `cat port`", "`"),
+        ("reload {version} &", "&"),
+    ],
+)
+def test_what_only_a_shell_understands_is_refused_at_once(command: str, operator: str) -> None:
+    with pytest.raises(EngineRefused, match=re.escape(f"has {operator} in it, which only a shell understands")) as told:
+        CommandEngine(command)
+    assert "sh -c '…'" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sh -c 'echo no; exit 3'",
+        'timeout 9 /bin/bash -c "reload $(cat port) && true"',
+        "curl -fsS -X POST http://127.0.0.1:8000/reload?path={path}&step={step}",
+        """curl -d '{"a": ";|>"}' http://127.0.0.1/""",
+        "python -c \"import sys; print('it is > 3')\"",
+        r"find {path} -exec touch {} \;",
+        "echo it\\'s $5",
+    ],
+)
+def test_plain_arguments_are_left_alone(command: str) -> None:
+    CommandEngine(command)
 
 
 async def test_a_failing_command_says_why() -> None:

@@ -63,7 +63,11 @@ class _Options:
 @click.option("--store", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
 @click.option("--coordinator", envvar="WEIGHTCAST_COORDINATOR", help="Its address; without it the bucket is polled.")
 @click.option("--include", multiple=True, help="Keep only tensors like this: a shell pattern, or re: and a regex.")
-@click.option("--on-version", help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves.")
+@click.option(
+    "--on-version",
+    help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves. No shell runs it: for ; | > "
+    "write sh -c '…'.",
+)
 @click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves.")
 @click.option("--engine-timeout", default=600.0, show_default=True, type=Seconds(min=0, min_open=True))
 @click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
