@@ -108,16 +108,17 @@ class Agent:
     status: Status = Status()
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
+    _untold: asyncio.Event = field(default_factory=asyncio.Event)
     _refused: tuple[Position, str] | None = None
     _noted: str = ""
-    _repairs_told: int = 0
-    """Repairs of the replica after which the engine was told."""
+    _upsets: int = 0
+    """Those of the replica's upsets that are known here: an engine that refused a version before may take it now."""
     _handing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held while an engine is told of a version: it may be loading straight from the files."""
 
     async def follow(self) -> None:
         """Follow for ever; cancel to stop. Raises only ``RunError``: what no waiting can put right."""
-        work = [self._report_for_ever(), self._save_for_ever(), self._watch_for_ever()]
+        work = [self._report_for_ever(), self._save_for_ever(), self._watch_for_ever(), self._tell_for_ever()]
         if self.pace.scrub_s:
             work.append(self._scrub_for_ever())
         beside = [asyncio.create_task(item) for item in work]
@@ -166,12 +167,10 @@ class Agent:
 
     async def _hand_over(self, position: Position) -> None:
         """Tell the engine, unless it serves this version or has refused it: then the next version tries again."""
-        if self.engine is not None and self.replica.repairs != self._repairs_told:
-            # What the engine serves may have been loaded from the damaged files.
-            _LOG.warning("version %d was repaired; the engine is asked to load it again", position.version)
-            self.replica.unconfirm()
+        if self.engine is not None and self.replica.upsets != self._upsets:
+            _LOG.warning("weights were repaired or restored; the engine is asked to load version %d", position.version)
             self._refused = None
-        self._repairs_told = self.replica.repairs
+        self._upsets = self.replica.upsets
         serving, error = self.replica.serving, ""
         if self.engine is not None and serving != position:
             if self._refused is None or self._refused[0] != position:
@@ -189,6 +188,9 @@ class Agent:
             self._refused = (position, str(error))
             return None
         self._refused = None
+        if self.replica.upsets != self._upsets:
+            _LOG.warning("weights were repaired while the engine loaded version %d", position.version)
+            return None
         self.replica.confirm(position)
         _LOG.info("version %d is serving", position.version)
         return position
@@ -262,13 +264,34 @@ class Agent:
             # The engine may be reading the files as they are; only if it waits for a repair it gets one now.
             if await self.replica.doubted():
                 await self.replica.check()
-                self._repairs_told = self.replica.repairs
             return
         async with self._handing:
             await self.replica.check()
-            position = self.replica.position
-            if position is not None and self.replica.repairs != self._repairs_told:
-                await self._hand_over(position)
+        position = self.replica.position
+        if position is not None and self._is_untold(position):
+            self._untold.set()
+
+    async def _tell_for_ever(self) -> None:
+        """Tell the engine of a version that it does not serve, where following is not the cause.
+
+        In a task of its own: following may wait for the store, and looking goes on while the engine loads.
+        """
+        while True:
+            await self._untold.wait()
+            self._untold.clear()
+            async with self._handing:
+                position = self.replica.position
+                try:
+                    if position is not None and self._is_untold(position):
+                        await self._hand_over(position)
+                except RolloutError as error:
+                    _LOG.warning("the engine is not told yet: %s", error)
+
+    def _is_untold(self, position: Position) -> bool:
+        """Whether the engine should load ``position``, which it does not serve and has not refused as it is."""
+        if self.engine is None or self.replica.serving == position:
+            return False
+        return self.replica.upsets != self._upsets or self._refused is None or self._refused[0] != position
 
     # ---- reports
 

@@ -50,6 +50,8 @@ class Guarded:
         self.logs: list[KeptLog] = []
         self.files: State | None = None
         """The record of the files that the logs lead on from."""
+        self.upsets = 0
+        """How often weights were found wrong, or were lost, that engines may have loaded."""
         self.faults = Faults()
         self.records = StateDir(disk, places, self.faults)
         self.cancelled = threading.Event()
@@ -116,6 +118,8 @@ class Guarded:
         for asset in missing:
             _LOG.error("%s, the copy of %s, is missing or damaged", self.places.asset(asset.sha256), asset.name)
         self.faults.found("asset", len(missing))
+        if self.damage:
+            self.unconfirm(again=not new)
         if self.damage or missing:
             self._distrust_saving()
             self._stay_hidden()
@@ -134,9 +138,19 @@ class Guarded:
         for name in edited:
             _LOG.error("%s is damaged: its first bytes, which say where each tensor lies", self.places.model / name)
         self.faults.found("working", len(edited))
+        self.unconfirm()
         self._distrust_saving()
         weights.write_heads(edited)
         self.faults.repaired("layout", len(edited))
+
+    def unconfirm(self, *, again: bool = False) -> None:
+        """Note that it is not known what the engine serves: it may have loaded weights that were wrong.
+
+        Noted where weights are found wrong, before they are repaired, so that an agent which ends in between leaves
+        the note. ``again``: this was found before.
+        """
+        self.disk.remove(self.places.serving)
+        self.upsets += not again
 
     def _distrust_saving(self) -> None:
         """A checkpoint that is being made of damaged files must not count."""

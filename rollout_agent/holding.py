@@ -109,6 +109,8 @@ class Holding(Guarded):
             return
         state, layout = found
         table = self._table(state, layout)
+        if lost(self.disk, self.places.model, table):
+            self.unconfirm()
         restored = self._restore(state, table)
         wrong = lost(self.disk, self.places.model, table)
         if len(wrong) == len(table.files):

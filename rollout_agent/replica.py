@@ -59,7 +59,6 @@ class Replica:
         self._saving = asyncio.Lock()
         self._closing = False
         self._heard: str | None = None
-        self._repairs = 0
         self._owned_store: Store | None = None
 
     @classmethod
@@ -117,15 +116,14 @@ class Replica:
 
     @property
     def serving(self) -> Position | None:
-        """The version that the engine confirmed last, also across restarts of the agent within one boot."""
+        """The version that the engine confirmed last, also across restarts of the agent within one boot.
+
+        None once weights were found wrong that it may have loaded.
+        """
         holding = self._holding
         found = load(holding.disk, holding.places.serving, Serving)
         same = found is not None and (found.run_id, found.boot_id) == (holding.run_id, holding.disk.boot_id())
         return found.position if found is not None and same else None
-
-    def unconfirm(self) -> None:
-        """Note that it is not known what the engine serves: what it loaded may have been damaged."""
-        self._holding.disk.remove(self._holding.places.serving)
 
     def confirm(self, position: Position) -> None:
         """Note that the engine serves ``position``."""
@@ -149,9 +147,9 @@ class Replica:
         return self._holding.faults
 
     @property
-    def repairs(self) -> int:
-        """How often weights that engines may have seen were repaired since the start, by whichever call."""
-        return self._repairs
+    def upsets(self) -> int:
+        """How often, since the start, weights were found wrong or lost that engines may have loaded."""
+        return self._holding.upsets
 
     @property
     def nbytes(self) -> int:
@@ -215,14 +213,15 @@ class Replica:
     async def check(self) -> bool:
         """Look whether somebody touched the files, or an engine at the gate found them wrong; repair what differs.
 
-        True if something had to be repaired. A file that is right inside costs one hash of it. Raises what
+        True if weights had to be repaired. A file that is right inside costs one hash of it. Raises what
         :meth:`catch_up` raises.
         """
         async with self._turn():
             if self._holding.unsettled or self._holding.held is None:
                 return False  # catch_up comes first
+            before = self.upsets
             await self._local(partial(self._holding.check, asked=True))
-            return await self._mend()
+            return await self._mend() or self.upsets != before
 
     async def scrub(self, number: int) -> int:
         """Hash the ``number``-th group held (modulo their count); its size in bytes, 0 while nothing is held.
@@ -341,7 +340,6 @@ class Replica:
             return False
         await self._local(holding.mend)
         if self.position is not None:
-            self._repairs += 1
             return True
         damaged = {item.group.index for item in holding.damage}
         _LOG.info("refetching %d groups of version %s", len(damaged), holding.held.position)
@@ -349,7 +347,6 @@ class Replica:
         if holding.damage:
             raise DamagedFiles(f"{self.model_dir} is still damaged after a repair: {holding.damage[0]}")
         holding.faults.repaired("store", len(damaged))
-        self._repairs += 1
         return True
 
 

@@ -131,6 +131,14 @@ def link(path: Path) -> None:
     path.with_suffix(".backup").hardlink_to(path)
 
 
+def misspell(path: Path) -> None:
+    """A byte of the header."""
+    with path.open("r+b") as file:
+        data = file.read()
+        file.seek(data.index(b"data_offsets") + 4)
+        file.write(b"-")
+
+
 EDITS = [edit, edit_and_restore_mtime, edit_through_a_map, replace]
 HARMLESS = [rewrite_equal, replace_by_equal, touch, change_mode, link]
 
@@ -182,15 +190,63 @@ async def test_whoever_finds_and_repairs_an_edit_the_engine_is_told_again(
         for _ in range(2):
             await agent.step()
         assert len(engine.loaded) == 1
-        edit(weight_files(tmp_path)[1])
-        for _ in range(2):
+        for times in range(1, 4):
+            edit(weight_files(tmp_path)[1])
+            await (agent.step() if times % 2 else replica.check())
             await agent.step()
-        assert engine.loaded[1:] == [training.tensors(1)]
-        assert replica.repairs == 1
+            assert len(engine.loaded) == 1 + times
+        assert engine.loaded[1:] == [training.tensors(1)] * 3
     async with await opened(training, tmp_path) as replica:
         agent = Agent(replica, "tiny", "eu-west", "a1", engine=engine)
         await agent.step()
-        assert len(engine.loaded) == 2, "served already, and nothing was wrong"
+        assert len(engine.loaded) == 4, "served already, and nothing was wrong"
+
+
+@pytest.mark.parametrize("harm", [edit, misspell, Path.unlink, lambda path: os.truncate(path, 10)])
+async def test_what_was_repaired_after_a_restart_the_engine_is_told_again(
+    training: Training, tmp_path: Path, read_dir: ReadDir, harm: Callable[[Path], None]
+) -> None:
+    """It goes on serving what it loaded while its agent was down."""
+    await training.publish()
+    engine = Loads(read_dir)
+    for times in (1, 2):
+        async with await opened(training, tmp_path) as replica:
+            await Agent(replica, "tiny", "eu-west", "a1", engine=engine).step()
+        assert engine.loaded == [training.tensors(1)] * times
+        harm(weight_files(tmp_path)[1])
+
+
+@pytest.mark.parametrize("copied", [True, False], ids=["checkpoint", "bucket"])
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: os.truncate(path, 10)], ids=["removed", "cut"])
+@pytest.mark.parametrize("files", [1, 4], ids=["all of it", "one of many"])
+async def test_a_weight_file_lost_under_a_running_agent_is_restored_and_the_engine_told(
+    training: Training,
+    memory_dir: Path,
+    tmp_path: Path,
+    read_dir: ReadDir,
+    harm: Callable[[Path], None],
+    *,
+    copied: bool,
+    files: int,
+) -> None:
+    model = memory_dir / "model"
+    await training.publish()
+    replica = await Replica.open(
+        run="tiny",
+        model_dir=model,
+        state_dir=tmp_path / "state" if copied else None,
+        store=training.store,
+        file_bytes=FILE_BYTES if files > 1 else 10**9,
+    )
+    async with replica:
+        engine = Loads(read_dir)
+        async with following(replica, engine) as agent:
+            await until(lambda: agent.status.state == "serving")
+            await until(lambda: not copied or bool(list((tmp_path / "state").glob("checkpoint-*/*"))))
+            await replica.checkpoint()
+            harm(sorted(model.glob("*.safetensors"))[-1])
+            await until(lambda: len(engine.loaded) == 2 and agent.status.state == "serving")
+        assert engine.loaded[-1] == training.tensors(1)
 
 
 @pytest.mark.parametrize("handle", HARMLESS)
@@ -311,7 +367,8 @@ async def test_an_engine_that_is_told_and_enters_through_the_gate_gets_its_repai
         engine = Gated(read_dir)
         async with following(replica, engine) as agent:
             await until(lambda: agent.status.state == "serving")
-        assert engine.loaded == [training.tensors(1)]
+        # Once more: had it read without the gate, what it loaded first might have been damaged.
+        assert engine.loaded == [training.tensors(1)] * 2
 
 
 # ---- while no agent runs
