@@ -112,7 +112,7 @@ def test_a_refusal_without_a_time_changes_nothing(date: str | None) -> None:
 )
 def test_a_time_that_cannot_be_is_not_believed(date: str, caplog: pytest.LogCaptureFixture) -> None:
     class Response:
-        headers = {"date": date}
+        headers = {} | {"date": date}
 
     clock = SigningClock(Place("bucket", "http://store"))
     for _ in range(3):
