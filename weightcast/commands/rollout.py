@@ -20,6 +20,7 @@ import click
 from coordinator.client import CoordinatorClient
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import CommandEngine, Engine, Engines, NotifyEngine
+from rollout_agent.linux import give_back_large_blocks
 from rollout_agent.replica import Replica
 from rollout_agent.selection import compile_patterns
 from weight_store.errors import StoreUnavailable
@@ -93,6 +94,7 @@ def command(**options: Any) -> None:
     SIGTERM; whatever ends it, the next start goes on from there.
     """
     chosen = _Options(**options)
+    give_back_large_blocks()
     logging.basicConfig(
         level=logging.DEBUG if chosen.verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
