@@ -23,8 +23,8 @@ from weight_store.store import Store
 REQUESTS = 3
 """Ranged GETs under way at once, of 32 MiB each (more only for a single larger group)."""
 DECODE_BYTES = 128 << 20
-"""Payloads and results in memory at once; with the requests this stays below 256 MiB above the model, where large blocks
-go back to the system when they are freed (:func:`rollout_agent.linux.give_back_large_blocks`)."""
+"""Payloads and results in memory at once; with the requests this stays below 256 MiB above the model, where large
+blocks go back to the system when they are freed (:func:`rollout_agent.linux.give_back_large_blocks`)."""
 
 Base = Callable[[Group], Bits]
 Take = Callable[[Group, Change], None]
