@@ -10,6 +10,7 @@
     │   │   ├── StoreThrottled     retry more slowly
     │   │   └── UploadLost         what was sent is gone: begin the upload again
     │   └── StoreRefused           a person must act: permission, credentials, bucket, endpoint
+    │       └── StoreUnwritable    nothing at all can be written: a full or read-only disk, no permission
     ├── FormatError                the bytes are not what the key promises
     │   ├── UnknownFormatVersion   written by a newer weightcast: upgrade
     │   ├── ObjectTooLarge         bigger than its kind may be; refused before memory is taken
@@ -73,6 +74,12 @@ class StoreRefused(StoreError):
     """Permanent until a person acts: no such bucket, access denied, wrong keys, conditional writes unsupported."""
 
     code = "store-refused"
+
+
+class StoreUnwritable(StoreRefused):
+    """A directory in which nothing can be written: full, mounted read-only, or somebody else's."""
+
+    code = "store-unwritable"
 
 
 class FormatError(WeightStoreError):

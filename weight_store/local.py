@@ -1,6 +1,7 @@
 """A store in a local directory, for one machine or a shared POSIX file system that honours ``flock`` and ``link``.
 
-An object is a file; a parent part of its key is a directory, so ``a`` and ``a/b`` cannot both be objects here.
+An object is a file; a parent part of its key is a directory, so ``a`` and ``a/b`` cannot both be objects here. It goes
+with the last object in it.
 Unfinished writes lie in ``.tmp`` below the root, are never listed, and are removed a day later if their writer
 died.
 """
@@ -30,14 +31,15 @@ from weight_store.errors import (
     StoreUnavailable,
 )
 from weight_store.finishing import in_thread
+from weight_store.local_errors import refusal, translated
 from weight_store.object_keys import check_key_prefix, check_object_key
 from weight_store.store import Blob, Entry
 
 _TEMPORARY = ".tmp"
-_PASSING = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE}
 _STALE_AFTER_S = 86400.0
 # Hashing whole shards to list a directory would read the bucket; nothing is ever replaced above this size.
 _ETAG_LIMIT_BYTES = 8 * 2**20
+_PLACINGS = 100
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO that somebody left there must not wait for its writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -104,20 +106,25 @@ class LocalStore:
 
     def place(self, key: str, temporary: Temporary) -> None:
         """Give a finished temporary file its name; ``PreconditionFailed`` if that is taken."""
-        with _translated(key, writing=True):
+        with translated(key, writing=True):
             temporary.sync()
-            with self._parent(key, create=True) as (directory, name):
+            for left in reversed(range(_PLACINGS)):
                 try:
-                    os.link(
-                        temporary.name,
-                        name,
-                        src_dir_fd=temporary.directory,
-                        dst_dir_fd=directory,
-                        follow_symlinks=False,
-                    )
-                except FileExistsError:
-                    raise PreconditionFailed(f"object {key} exists already", key=key) from None
-                os.fsync(directory)
+                    self._link(key, temporary)
+                    break
+                except FileNotFoundError:  # whoever deleted the last object beside it took the directory away
+                    if not left:
+                        raise
+
+    def _link(self, key: str, temporary: Temporary) -> None:
+        with self._parent(key, create=True) as (directory, name):
+            try:
+                os.link(
+                    temporary.name, name, src_dir_fd=temporary.directory, dst_dir_fd=directory, follow_symlinks=False
+                )
+            except FileExistsError:
+                raise PreconditionFailed(f"object {key} exists already", key=key) from None
+            os.fsync(directory)
 
     def _get(self, key: str, max_bytes: int) -> Blob:
         with self._opened(key) as (file, size):
@@ -143,7 +150,7 @@ class LocalStore:
         with (
             self._locked(key),
             contextlib.closing(Temporary(self._temporary_directory(), key)) as temporary,
-            _translated(key, writing=True),
+            translated(key, writing=True),
         ):
             if self._current_etag(key) != etag:
                 raise PreconditionFailed(f"object {key} changed or is gone", key=key)
@@ -165,18 +172,27 @@ class LocalStore:
         # Under the lock, or a replace that has already compared would bring the object back.
         with (
             self._locked(key),
-            _translated(key, writing=True),
+            translated(key, writing=True),
             contextlib.suppress(FileNotFoundError, NotADirectoryError),
-            self._parent(key, create=False) as (directory, name),
         ):
-            os.unlink(name, dir_fd=directory)
-            os.fsync(directory)
+            with self._parent(key, create=False) as (directory, name):
+                os.unlink(name, dir_fd=directory)
+                os.fsync(directory)
+            self._prune(key)
+
+    def _prune(self, key: str) -> None:
+        """Remove the directories that the object was the last in, as a store without directories looks."""
+        with contextlib.suppress(OSError):  # it is not empty, or gone
+            while "/" in key:
+                key = key.rpartition("/")[0]
+                with self._parent(key, create=False) as (directory, name):
+                    os.rmdir(name, dir_fd=directory)
 
     def _keys(self, prefix: str) -> Sequence[str]:
         found: list[str] = []
         # Only the directory that the prefix names in full is walked.
         start = self._root / prefix.rpartition("/")[0]
-        with _translated(prefix, writing=True):
+        with translated(prefix, writing=True):
             for directory, names, files in os.walk(start, followlinks=False, onerror=_raise_unless_gone):
                 relative = os.path.relpath(directory, self._root)
                 if relative == ".":
@@ -203,7 +219,7 @@ class LocalStore:
     @contextmanager
     def _opened(self, key: str) -> Iterator[tuple[int, int]]:
         """Yield (descriptor, size in bytes) of an object."""
-        with _translated(key), self._parent(key, create=False) as (directory, name):
+        with translated(key), self._parent(key, create=False) as (directory, name):
             file = os.open(name, _READ, dir_fd=directory)
             try:
                 status = os.fstat(file)
@@ -245,10 +261,7 @@ class LocalStore:
             finally:
                 os.close(root)
         except OSError as error:
-            what = error.strerror or str(error)
-            sentence = f"the store's directory {self._root} cannot be made or written, {what}: correct the store URL"
-            kind = StoreUnavailable if error.errno in _PASSING else StoreRefused
-            raise kind(f"{sentence}, or look after the directory and its permissions") from error
+            raise refusal(error, f"the store's directory {self._root} cannot be made or written") from error
         if not self._swept:
             self._swept = True
             _remove_stale(directory, self._clock() - _STALE_AFTER_S)
@@ -256,7 +269,7 @@ class LocalStore:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        with _translated(key, writing=True):
+        with translated(key, writing=True):
             directory = self._temporary_directory()
             try:
                 lock = os.open("lock", _LOCK, 0o600, dir_fd=directory)
@@ -294,7 +307,7 @@ class Temporary:
         self.name = uuid.uuid4().hex
         self._key = key
         try:
-            with _translated(key, writing=True):
+            with translated(key, writing=True):
                 self._file = os.open(self.name, _WRITE_NEW, 0o644, dir_fd=directory)
         except StoreError:
             os.close(directory)
@@ -304,7 +317,7 @@ class Temporary:
     def append(self, data: bytes | bytearray | memoryview) -> None:
         """Write all of ``data`` at the end."""
         view = memoryview(data).cast("B")
-        with _translated(self._key, writing=True):
+        with translated(self._key, writing=True):
             while view:
                 view = view[os.write(self._file, view) :]
 
@@ -363,30 +376,3 @@ def _etag(data: bytes | memoryview) -> str:
 def _raise_unless_gone(error: OSError) -> None:
     if error.errno not in {errno.ENOENT, errno.ENOTDIR}:
         raise error
-
-
-@contextmanager
-def _translated(key: str, *, writing: bool = False) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise _classify(error, key, writing) from error
-
-
-def _classify(error: OSError, key: str, writing: bool) -> StoreError:
-    what = error.strerror or str(error)
-    match error.errno:
-        case errno.ENOENT | errno.ENOTDIR if not writing:
-            return ObjectNotFound(f"no object {key}", key=key)
-        case errno.ELOOP:
-            return StoreRefused(f"object {key} is a symbolic link, which is not followed: remove it", key=key)
-        case errno.ENOTDIR:
-            return StoreRefused(
-                f"object {key} needs a directory where there is an object or a link: rename one of them", key=key
-            )
-        case errno.ENOSPC | errno.EDQUOT:
-            return StoreRefused(f"object {key} could not be written, {what}: free space or raise the quota", key=key)
-        case errno.EACCES | errno.EPERM | errno.EROFS | errno.EISDIR | errno.ENAMETOOLONG | errno.EEXIST:
-            return StoreRefused(f"object {key} cannot be used, {what}: check the store's directory", key=key)
-        case _:
-            return StoreUnavailable(f"object {key}: {what}", key=key)

@@ -150,6 +150,30 @@ def test_a_full_disk_is_a_sentence(full_disk: Path) -> None:
     assert "No space left on device" in said
 
 
+@pytest.mark.parametrize("command", [("doctor",), ("coordinator", "--port", "0")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("option", "sentence"),
+    [("size=64k", "No space left on device: free space"), ("ro", "Read-only file system: mount the file system")],
+)
+def test_a_disk_that_takes_nothing_is_not_blamed_on_the_store(
+    full_disk: Path, command: tuple[str, ...], option: str, sentence: str
+) -> None:
+    subprocess.run(["mount", "-o", f"remount,{option}", full_disk], check=True)
+    code, said = weightcast(*command, "--store", f"file://{full_disk}")
+    last = said.splitlines()[-1]
+    assert (code, "Traceback" in said) == (1, False)
+    assert sentence in last
+    assert "another store" not in said
+
+
+def test_a_disk_that_fills_up_meanwhile_is_not_blamed_on_the_store(full_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=4m", full_disk], check=True)
+    code, said = weightcast("doctor", "--store", f"file://{full_disk}", "--size", "11")
+    assert code == 1
+    assert "No space left on device: free space" in said.splitlines()[-1]
+    assert "another store" not in said
+
+
 def test_ctrl_c_ends_a_publication_that_waits_without_a_traceback_or_a_process(place: Path) -> None:
     arguments = [*PUBLISH, "--run", "r", "--store", f"file://{place}/bucket", "--coordinator", NOBODY]
     with subprocess.Popen(

@@ -142,3 +142,28 @@ async def test_racing_directories_are_made_once(root: Path) -> None:
     store = LocalStore(root)
     await asyncio.gather(*(store.create(f"a/b/c/{n}", b"x") for n in range(20)))
     assert len([entry async for entry in store.list("a/")]) == 20
+
+
+async def test_no_directory_outlives_the_objects_in_it(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    for key in ("a/b/c", "a/d", "e"):
+        await store.create(key, b"1")
+    await store.delete("a/b/c")
+    assert sorted(os.listdir(tmp_path)) == [".tmp", "a", "e"]
+    assert os.listdir(tmp_path / "a") == ["d"]
+    await store.delete("a/d")
+    await store.delete("e")
+    assert os.listdir(tmp_path) == [".tmp"]
+
+
+async def test_an_object_is_made_while_its_neighbours_are_deleted(tmp_path: Path) -> None:
+    """Their directory goes with the last of them, and comes back."""
+    stores = [LocalStore(tmp_path) for _ in range(4)]
+
+    async def churn(number: int, store: LocalStore) -> None:
+        for _ in range(100):
+            await store.create(f"a/b/{number}", b"1")
+            await store.delete(f"a/b/{number}")
+
+    await asyncio.gather(*(churn(number, store) for number, store in enumerate(stores)))
+    assert os.listdir(tmp_path) == [".tmp"]

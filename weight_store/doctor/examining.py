@@ -76,7 +76,8 @@ class Examination:
 async def require_conditional_writes(store: Store, probe_id: str) -> None:
     """Make sure, in about thirty small requests, that many writers may share ``store``; ``StoreRefused`` says why not.
 
-    Works in a place named by ``probe_id``, which is never used twice. ``StoreUnavailable`` if it does not answer.
+    Works in a place named by ``probe_id``, which is never used twice. ``StoreUnavailable`` if it does not answer,
+    ``StoreUnwritable`` for a directory in which nothing can be written.
     """
     place = f"{DOCTOR_PREFIX}{probe_id}"
     async with cleaned(store, place):
@@ -86,7 +87,7 @@ async def require_conditional_writes(store: Store, probe_id: str) -> None:
     if kind != "full":
         way_out = " or start with --single-writer" if can_move_head(seen) else ""
         raise StoreRefused(
-            f"the store is {advice(kind, seen)} ('weightcast doctor' tells more; use another store{way_out}){own_words}"
+            f"{own_words}the store is {advice(kind, seen)} ('weightcast doctor' tells more; use another store{way_out})"
         )
 
 
@@ -95,7 +96,7 @@ async def _refusal(store: Store, key: str) -> str:
     try:
         await store.create(key, b"")
     except StoreRefused as error:
-        return f". It says: {error}"
+        return f"{error}; if that is not the reason, "
     return ""
 
 

@@ -7,7 +7,14 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
 from weight_store.doctor.diagnosis import Conditional, Multipart, Reply
-from weight_store.errors import FormatError, ObjectNotFound, ObjectTooLarge, PreconditionFailed, StoreRefused
+from weight_store.errors import (
+    FormatError,
+    ObjectNotFound,
+    ObjectTooLarge,
+    PreconditionFailed,
+    StoreRefused,
+    StoreUnwritable,
+)
 from weight_store.store import Store
 
 _SMALL = 1 << 16
@@ -18,11 +25,15 @@ _MAX_TRIES = 200
 
 
 async def reply_of(write: Awaitable[object]) -> Reply:
-    """How a conditional write ended. ``StoreUnavailable`` passes: it says nothing about conditions."""
+    """How a conditional write ended. ``StoreUnavailable`` and ``StoreUnwritable`` pass: they say nothing about
+    conditions.
+    """
     try:
         await write
     except PreconditionFailed:
         return "precondition"
+    except StoreUnwritable:
+        raise
     except StoreRefused:
         return "refused"
     return "done"
@@ -166,6 +177,8 @@ async def observe_multipart(
         async with store.upload(key) as upload:
             early = await _send(store, key, upload.write, size)
             await upload.commit()
+    except StoreUnwritable:
+        raise
     except StoreRefused:
         return Multipart(False, False, "refused", False), 0.0, 0.0
     up_s = clock() - started_s
