@@ -32,8 +32,8 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "failed": ("no", "
 def command(store_url: str, writers: int, rounds: int, size_mib: int, as_json: bool) -> None:
     """Try out a store and say what is safe on it.
 
-    Writes below _doctor/ in the store and removes it again; a directory keeps .tmp, where all its writers lock. Exit status 0 only if any number of coordinators and
-    trainers may share the store.
+    Writes below _doctor/ in the store and removes it again; a directory keeps .tmp, where all its writers lock.
+    Exit status 0 only if any number of coordinators and trainers may share the store.
     """
 
     def tell(line: str) -> None:
