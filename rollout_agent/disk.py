@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_agent.errors import DiskFailed
-from rollout_agent.linux import copy_some, filesystem, open_lock, translated
+from rollout_agent.linux import Flock, copy_some, filesystem, open_lock, translated
 from weight_store.records import Part
 
 COPY_BYTES = 64 << 20
@@ -82,6 +82,9 @@ class Mapped(Protocol):
 
 class Lock(Protocol):
     """A lock that is held until it is released or its process ends."""
+
+    def in_place(self) -> bool:
+        """Whether the path still leads to the locked file: else others lock another one."""
 
     def release(self) -> None:
         """Let go. Calling it twice is allowed."""
@@ -316,17 +319,7 @@ class LocalDisk:
             except OSError:
                 os.close(file)
                 raise
-            return _Flock(file)
-
-
-class _Flock:
-    def __init__(self, file: int) -> None:
-        self._file: int | None = file
-
-    def release(self) -> None:
-        file, self._file = self._file, None
-        if file is not None:
-            os.close(file)
+            return Flock(file, path)
 
 
 class _File:

@@ -243,10 +243,13 @@ class Guarded:
             boot_id=self.disk.boot_id(),
             stamps={name: stamps[name] for name in checking.loaded_files(held, weights.table) if name in stamps},
         )
-        digests = b"".join(held.digests).hex()
-        state = self._record().model_copy(update={"version": version, "digests": digests, "checkpoint": ""})
-        presence.record(self.disk, self.places, whole, state, held.layout, afresh=afresh)
+        presence.record(self.disk, self.places, whole, self._as_shown(held), held.layout, afresh=afresh)
         self._mark = whole
+
+    def _as_shown(self, held: Held) -> State:
+        """The record of what each group should be, for whoever checks the files."""
+        digests = b"".join(held.digests).hex()
+        return self._record().model_copy(update={"version": held.version, "digests": digests, "checkpoint": ""})
 
     def _stay_hidden(self) -> None:
         if any(

@@ -70,14 +70,29 @@ class Holding(Guarded):
 
     def recover(self) -> None:
         """Bring the directory to the newest version that was decided here, by the table above."""
+        self._rehome()
         self._recover()
         self.unsettled = False
+
+    def _rehome(self) -> bool:
+        """Make again what somebody removed of the private directory; whether that was enough to look at everything."""
+        if not self._owner.restore():
+            return False
+        _LOG.error("%s: somebody removed locks of this agent; checking everything", self.places.private)
+        self.unsettled = True
+        if self.held is not None and self.files is not None:
+            # Where the state directory went too, this is all that says what the files should be.
+            presence.record_digests(self.disk, self.places, self._as_shown(self.held), self.held.layout)
+        return True
 
     def check(self, *, everything: bool = False, asked: bool = False) -> None:
         """Hash what was touched since it was known to be right (or everything): see :meth:`verify`.
 
         ``asked``: everything also if nothing was touched, but an engine at the gate found the files wrong.
         """
+        if self._rehome():
+            self.recover()
+            return
         if self.held is None or self.weights is None or self.damage:
             return
         if not everything and not self.whole:

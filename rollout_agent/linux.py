@@ -78,3 +78,25 @@ def copy_some(source: int, target: int, at: int, count: int) -> int:
             raise
     os.lseek(target, at, os.SEEK_SET)
     return os.sendfile(target, source, at, count)
+
+
+class Flock:
+    """A lock held on an open file, until it is released or the process ends."""
+
+    def __init__(self, file: int, path: Path) -> None:
+        self._file: int | None = file
+        self._path = path
+
+    def in_place(self) -> bool:
+        """Whether the path still leads to the locked file."""
+        with translated(self._path, "look at"):
+            try:
+                return self._file is not None and os.path.samestat(self._path.stat(), os.fstat(self._file))
+            except FileNotFoundError:
+                return False
+
+    def release(self) -> None:
+        """Let go. Calling it twice is allowed."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)

@@ -19,7 +19,7 @@ class Ownership:
         self._disk = disk
         self._places = places
         self._owned = False
-        self._locks: list[Lock] = []
+        self._locks: dict[Path, Lock] = {}
 
     def take(self) -> None:
         """Take the directory. Raises ``AgentRunning``, ``WrongRun`` or ``ForeignFiles``, having changed nothing."""
@@ -46,10 +46,7 @@ class Ownership:
         inside = (places.digests, *((places.checkpoint, places.pending) if self._state_is_inside else ()))
         if owner is None and not any(path in inside for path, _ in known):
             self._refuse_foreign()
-        for directory in (places.hidden, places.new, places.state):
-            self._disk.make_dir(directory)
-        for path in (places.layout("x"), places.asset("x")):
-            self._disk.make_dir(path.parent)
+        self._make_dirs()
         self._lock()
         self.run_id = next(iter(ids), None)
         if self.run_id is not None:
@@ -59,15 +56,40 @@ class Ownership:
     def _state_is_inside(self) -> bool:
         return self._places.state.is_relative_to(self._places.model)
 
+    def restore(self) -> bool:
+        """Make and take again what somebody removed under the running agent; whether a lock was among it.
+
+        Raises ``AgentRunning`` if another agent was quicker.
+        """
+        self._make_dirs()
+        displaced = [path for path, lock in self._locks.items() if not lock.in_place()]
+        for path in displaced:
+            self._locks.pop(path).release()
+        if displaced:
+            self._lock()
+            self._owned = False
+            if self.run_id is not None:
+                self.claim(self.run_id)
+        return bool(displaced)
+
+    def _make_dirs(self) -> None:
+        places = self._places
+        for directory in (places.hidden, places.new, places.state):
+            self._disk.make_dir(directory)
+        for path in (places.layout("x"), places.asset("x")):
+            self._disk.make_dir(path.parent)
+
     def _lock(self) -> None:
         for path in self._places.agent_locks:
+            if path in self._locks:
+                continue
             lock = self._disk.try_lock(path, shared=False)
             if lock is None:
                 raise AgentRunning(
                     f"another agent keeps {self._places.model} or {self._places.state} (it locks {path}); "
                     "stop it first or use other directories"
                 )
-            self._locks.append(lock)
+            self._locks[path] = lock
         # An engine that may only read the directory cannot make this file, but lock it.
         doubt = self._disk.try_lock(self._places.gate_doubt, shared=True)
         if doubt is not None:
@@ -97,4 +119,4 @@ class Ownership:
     def release(self) -> None:
         """Let go of the directory. Calling it twice is allowed."""
         while self._locks:
-            self._locks.pop().release()
+            self._locks.popitem()[1].release()

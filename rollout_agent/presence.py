@@ -53,10 +53,13 @@ def mark(disk: Disk, places: Places, names: Iterable[str]) -> dict[str, Stamp]:
 
 
 def record(disk: Disk, places: Places, whole: Whole, state: State, layout: Layout, *, afresh: bool = False) -> None:
-    """Say what the directory holds: layout, digests, then the mark that lets engines in.
+    """Say what the directory holds, then let engines in; see :func:`record_digests`."""
+    record_digests(disk, places, state, layout, afresh=afresh)
+    _put(disk, places.whole, seal(whole))
 
-    A layout that is there already is left alone unless ``afresh``.
-    """
+
+def record_digests(disk: Disk, places: Places, state: State, layout: Layout, *, afresh: bool = False) -> None:
+    """Say what each group should be. A layout that is there already is left alone unless ``afresh``."""
     kept = places.shown_layout(state.version.layout)
     if afresh or disk.size(kept) is None:
         disk.make_dir(kept.parent)
@@ -65,7 +68,6 @@ def record(disk: Disk, places: Places, whole: Whole, state: State, layout: Layou
                 disk.remove(kept.parent / name)
         _put(disk, kept, pack(layout.to_bytes()))
     _put(disk, places.digests, seal(state))
-    _put(disk, places.whole, seal(whole))
 
 
 def misplaced(disk: Disk, places: Places, version: Version, index: bytes) -> list[str]:

@@ -342,7 +342,8 @@ class Replica:
         if self.position is not None:
             return True
         damaged = {item.group.index for item in holding.damage}
-        _LOG.info("refetching %d groups of version %s", len(damaged), holding.held.position)
+        if damaged:
+            _LOG.info("refetching %d groups of version %s", len(damaged), holding.held.position)
         await self._updater.repair(damaged)
         if holding.damage:
             raise DamagedFiles(f"{self.model_dir} is still damaged after a repair: {holding.damage[0]}")

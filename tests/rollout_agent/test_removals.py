@@ -1,0 +1,81 @@
+"""What somebody removes or replaces under a running agent comes back by itself, or it says what is in the way."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rollout_agent.errors import AgentRunning, DiskFailed
+from rollout_agent.gate import shared
+from rollout_agent.replica import Replica
+from rollout_agent.verifying import verify_dir
+from tests.rollout_agent.training import Training
+
+ReadDir = Callable[[Path], dict[str, bytes]]
+
+
+async def opened(training: Training, path: Path, state: Path | None = None) -> Replica:
+    return await Replica.open(run="tiny", model_dir=path, state_dir=state, store=training.store)
+
+
+def enters(directory: Path) -> int:
+    with shared(directory, timeout_s=0.1) as whole:
+        return whole.position.version
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["state inside", "state elsewhere"])
+@pytest.mark.parametrize(
+    "removed", [".weightcast", ".weightcast/hidden", ".weightcast/new", ".weightcast/agent.lock", "."]
+)
+async def test_what_is_removed_under_a_running_agent_is_made_again(
+    training: Training, tmp_path: Path, read_dir: ReadDir, removed: str, *, inside: bool
+) -> None:
+    model, state = tmp_path / "model", None if inside else tmp_path / "state"
+    await training.publish()
+    async with await opened(training, model, state) as replica:
+        await replica.catch_up()
+        fetched = replica.fetched_bytes
+        path = model / removed
+        await asyncio.to_thread(path.unlink if path.is_file() else lambda: shutil.rmtree(path))
+        await replica.check()
+        assert await replica.catch_up() == training.position
+        assert removed == "." or replica.fetched_bytes == fetched, "the weights were there all the time"
+        assert enters(model) == 1
+        assert verify_dir(model).good
+        with pytest.raises(AgentRunning):
+            await opened(training, model, state)
+        training.step(0.01)
+        await training.publish()
+        assert await replica.catch_up() == training.position
+        await replica.checkpoint(force=True)
+    assert read_dir(model) == training.tensors(2)
+    async with await opened(training, model, state) as replica:
+        assert replica.position == training.position
+        assert replica.fetched_bytes == 0
+
+
+async def test_what_is_removed_between_two_looks_does_not_stop_the_next_version(
+    training: Training, tmp_path: Path, read_dir: ReadDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path / "model", tmp_path / "state") as replica:
+        await replica.catch_up()
+        training.step(0.01)
+        await training.publish()
+        finish = replica._holding.finish_log
+
+        def remove_before(*args: object) -> None:
+            monkeypatch.undo()
+            shutil.rmtree(tmp_path / "model" / ".weightcast")
+            finish(*args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(replica._holding, "finish_log", remove_before)
+        with pytest.raises(DiskFailed, match=r"gate\.turn"):
+            await replica.catch_up()
+        assert await replica.catch_up() == training.position
+        assert enters(tmp_path / "model") == 2
+    assert read_dir(tmp_path / "model") == training.tensors(2)
