@@ -286,6 +286,8 @@ class LocalDisk:
     def rename(self, source: Path, target: Path) -> None:
         """See :meth:`Disk.rename`."""
         with translated(source, "rename"):
+            if target.is_dir() and not target.is_symlink():
+                raise DiskFailed(f"{target} is a directory, where a file of that name belongs: remove it")
             source.replace(target)
 
     def remove(self, path: Path) -> None:

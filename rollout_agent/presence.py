@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rollout_agent.disk import Disk, Stamp, write_file
-from rollout_agent.errors import DamagedFiles
+from rollout_agent.errors import DamagedFiles, DiskError
 from rollout_agent.places import CONFIG, HIDDEN, INDEX, Places
 from rollout_agent.state import State, Version, Whole, seal
 from weight_store.layout import Layout
@@ -121,6 +121,9 @@ def _put(disk: Disk, path: Path, data: bytes) -> None:
     file = disk.append(temporary)
     try:
         file.write(data)
+        disk.rename(temporary, path)
+    except DiskError:
+        disk.remove(temporary)
+        raise
     finally:
         file.close()
-    disk.rename(temporary, path)

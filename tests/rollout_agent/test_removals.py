@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_agent.errors import AgentRunning, DiskFailed
+from rollout_agent.errors import AgentRunning, DiskFailed, NotWhole
 from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from rollout_agent.verifying import verify_dir
@@ -79,3 +79,30 @@ async def test_what_is_removed_between_two_looks_does_not_stop_the_next_version(
         assert await replica.catch_up() == training.position
         assert enters(tmp_path / "model") == 2
     assert read_dir(tmp_path / "model") == training.tensors(2)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
+async def test_a_directory_in_the_place_of_a_file_is_named_and_its_removal_enough(
+    training: Training, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await training.publish()
+    async with await opened(training, tmp_path / "model", tmp_path / "state") as replica:
+        await replica.catch_up()
+        caplog.clear()
+        path = tmp_path / "model" / name
+        path.unlink()
+        path.mkdir()
+        for look in (replica.check, replica.check, replica.catch_up):
+            with pytest.raises(
+                DiskFailed, match=f"{name} is a directory, where a file of that name belongs: remove it"
+            ):
+                await look()
+            assert not list((tmp_path / "model").rglob("*.tmp"))
+        assert "refetching" not in caplog.text
+        with pytest.raises(NotWhole):
+            enters(tmp_path / "model")
+        path.rmdir()
+        await replica.check()
+        assert enters(tmp_path / "model") == 1
+        assert replica.position == training.position
