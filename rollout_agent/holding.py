@@ -35,7 +35,7 @@ from rollout_agent.guarding import Guarded
 from rollout_agent.places import Places
 from rollout_agent.saving import Saving
 from rollout_agent.state import State, Version, Whole, load, save
-from rollout_agent.statedir import KeptLog, held_after, held_by
+from rollout_agent.statedir import Held, KeptLog, held_after, held_by
 from rollout_agent.weights import Weights, lost, misfits
 from weight_store.layout import Layout
 
@@ -49,6 +49,8 @@ class Holding(Guarded):
         super().__init__(disk, places, pool, run)
         self.suspect = False
         """Set when a sync failed: the files are written anew before anything else is built on them."""
+        self._gone = 0
+        """Groups that were lost with all of their files, until those are there again."""
 
     # ---- opening
 
@@ -114,6 +116,7 @@ class Holding(Guarded):
         self.verify(names, afresh=names is None)
 
     def _recover(self) -> None:
+        shown = self._mark is not None
         self._forget()
         for path, kind in ((self.places.whole, Whole), (self.places.digests, State)):
             if load(self.disk, path, kind) is None:
@@ -122,13 +125,18 @@ class Holding(Guarded):
         if found is None:
             self._stay_hidden()
             return
-        state, layout = found
+        state, layout, held = found
         table = self._table(state, layout)
-        if lost(self.disk, self.places.model, table):
+        gone = checking.groups_in(held.groups, table, lost(self.disk, self.places.model, table))
+        if gone:
             self.unconfirm()
+        # After a reboot nothing else can be expected of files in memory.
+        gone = gone if shown or self._mark is not None else frozenset()
         restored = self._restore(state, table)
         wrong = lost(self.disk, self.places.model, table)
         if len(wrong) == len(table.files):
+            self._gone = len(gone)
+            self.faults.found("working", self._gone)
             self._forget()
             self._stay_hidden()
             return
@@ -144,11 +152,15 @@ class Holding(Guarded):
                 for log in self.logs:
                     self._scatter(log.path, self.weights)
         self.verify()
-        if restored and self.damage:
-            self._distrust_checkpoint()
+        if restored:
+            good = len(gone - {item.group.index for item in self.damage})
+            self.faults.found("working", good)
+            self.faults.repaired("checkpoint", good)
+            if self.damage:
+                self._distrust_checkpoint()
 
-    def _newest(self) -> tuple[State, Layout] | None:
-        """The files to go on from, and their layout; what is held after their logs is noted.
+    def _newest(self) -> tuple[State, Layout, Held] | None:
+        """The files to go on from, their layout, and what is held after their logs, which is noted too.
 
         That is what the state directory leads to. But if engines were shown a later version (a log that was carried
         out is rotten now), or the state directory says nothing, it is that: digests tell how much of it is there.
@@ -161,7 +173,9 @@ class Holding(Guarded):
             self.records.keep_layout(shown.state.version.layout, shown.held.layout)
             state, layout, self.held, self.logs, self.unsaved = shown.state, shown.held.layout, shown.held, [], True
         self.files = state
-        return (state, layout) if state is not None and layout is not None and self.held is not None else None
+        if state is None or layout is None or self.held is None:
+            return None
+        return state, layout, self.held
 
     def _shown_later(self) -> Content | None:
         held = self.held
@@ -309,6 +323,8 @@ class Holding(Guarded):
                 presence.remove_assets(self.disk, self.places, before.version, state.version)
             self._show(presence.mark(self.disk, self.places, [file.name for file in table.files]))
         self.suspect = False
+        self.faults.repaired("store", self._gone)
+        self._gone = 0
         if not self.copies:
             self.disk.rename(self.places.pending, self.places.checkpoint)
             self.disk.sync_dir(self.places.state)

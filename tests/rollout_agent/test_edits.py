@@ -247,6 +247,10 @@ async def test_a_weight_file_lost_under_a_running_agent_is_restored_and_the_engi
             harm(sorted(model.glob("*.safetensors"))[-1])
             await until(lambda: len(engine.loaded) == 2 and agent.status.state == "serving")
         assert engine.loaded[-1] == training.tensors(1)
+        found = replica.faults.found_by_kind["working"]
+        assert found > 0
+        repaired = {"checkpoint": found, "store": 0} if copied else {"checkpoint": 0, "store": found}
+        assert replica.faults.repaired_by_route == {**repaired, "layout": 0}
 
 
 @pytest.mark.parametrize("handle", HARMLESS)
@@ -581,7 +585,7 @@ async def test_a_checkpoint_and_its_logs_repair_without_the_bucket(
         harm(weight_files(model)[1])
         await replica.check()
         assert replica.position == training.position
-        assert replica.faults.found_by_kind["working"] <= 1
+        assert 0 < replica.faults.found_by_kind["working"] == replica.faults.repaired_by_route["checkpoint"]
         assert enters(model) == 3
         assert replica.fetched_bytes == 0
     assert read_dir(model) == training.tensors(3)
