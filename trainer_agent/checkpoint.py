@@ -35,13 +35,15 @@ class Checkpoint:
 def open_checkpoint(directory: Path) -> Checkpoint:
     """The checkpoint in ``directory``: the files its index names, else all its safetensors files.
 
-    Raises ``InvalidPieces`` if there are none, or if the index names a file that is not there.
+    Raises ``InvalidPieces`` if there are none, or if one is no file, or if the index names one that is not there.
     """
     index = directory / INDEX_FILE
     names = _indexed(index) if index.exists() else sorted(path.name for path in directory.glob("*.safetensors"))
     if not names:
         raise InvalidPieces(f"{directory} holds no safetensors files")
     missing = [name for name in names if not _is_file(directory / name)]
+    if missing and not index.exists():
+        raise InvalidPieces(f"{directory / missing[0]} is not a regular file, nor a link to one")
     if missing:
         raise InvalidPieces(
             f"{index} names {missing[0][:200]!r}, which is not there: is the checkpoint still being written?"

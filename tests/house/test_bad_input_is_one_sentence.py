@@ -136,6 +136,14 @@ def test_it_is_a_sentence(place: Path, arguments: tuple[str, ...], status: int, 
     assert files(place) == before
 
 
+def test_a_model_that_is_no_file_is_not_blamed_on_an_index(place: Path) -> None:
+    (place / "odd" / "model.safetensors").mkdir(parents=True)
+    code, said = weightcast("codec", "stat", "good", "odd")
+    assert code == 1
+    assert "odd/model.safetensors is not a regular file" in said
+    assert "index" not in said
+
+
 def files(place: Path) -> list[Path]:
     """All but what a store in a directory and a model directory keep for themselves."""
     own = {".tmp", ".weightcast", "model"}
