@@ -95,6 +95,25 @@ def test_status_fits_80_columns_and_breaks_no_number_and_no_state() -> None:
     assert "…" not in "".join(lines)
 
 
+@pytest.mark.parametrize("lengths", [(40, 60), (63, 4), (4, 96), (15, 25), (13, 100)])
+def test_long_names_of_region_and_agent_cut_nothing_off(lengths: tuple[int, int]) -> None:
+    name, agent = (letter * length for letter, length in zip("ra", lengths, strict=True))
+    (answer,) = region(name, 1).agents
+    answers = (answer.model_copy(update={"id": agent, "age_s": 86_399.0}),)
+    lines = shown(80, status._agents_table([RegionAnswer(region=name, agents=answers)], wide=False))
+    assert max(map(len, lines)) <= 80
+    assert {"heard", "from", "fetching", "1234", "1233", "86399", "s", "ago"} <= words(lines)
+    assert sum(line.count("a") for line in lines[3:]) >= lengths[1]
+
+
+def test_no_runs_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none(connect: object) -> list[RunAnswer]:
+        return []
+
+    monkeypatch.setattr(status, "_runs", none)
+    assert CliRunner().invoke(status.command, []).output == "no runs\n"
+
+
 def test_a_wide_terminal_has_times_launch_and_digests_too() -> None:
     lines = status_at(200)
     assert {LAUNCH, "12.34", "23.45", "1.23", "1234@abababababab"} <= words(lines)

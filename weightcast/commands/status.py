@@ -56,7 +56,7 @@ def command(
             click.echo(json.dumps([run.model_dump(mode="json") for run in runs], indent=2))
         else:
             console = make_console()
-            console.print(_runs_table(runs, wide=console.width >= WIDE))
+            console.print(_runs_table(runs, wide=console.width >= WIDE) if runs else "no runs")
         return
     run, versions = asyncio.run(_run(client, name, limit))
     if as_json:
@@ -152,8 +152,9 @@ def _regions_table(regions: Sequence[RegionAnswer], versions: Sequence[VersionAn
 
 def _agents_table(regions: Sequence[RegionAnswer], *, wide: bool) -> Table:
     table = make_table("Agents")
-    table.add_column("region", overflow="fold", min_width=12)
-    table.add_column("agent", overflow="fold", min_width=24)
+    # No least width: rich widens a column to it after the widths were made to fit, and cuts the last one off.
+    table.add_column("region", overflow="fold")
+    table.add_column("agent", overflow="fold")
     add_columns(table, "state")
     add_columns(table, "staged", "serving", "heard from", justify_right=True)
     for region in regions:

@@ -66,11 +66,15 @@ def _say_directory(directory: Path, verdict: Verdict, as_json: bool) -> None:
         return
     for fault in faults:
         click.echo(fault)
-    outcome = "all good" if verdict.good else f"{len(faults)} faults"
+    outcome = "all good" if verdict.good else _counted(len(faults), "fault")
     click.echo(
         f"{directory}: version {verdict.whole.position} of {verdict.whole.run}, {verdict.groups} groups, "
         f"{verdict.nbytes} bytes: {outcome}"
     )
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 async def _bucket(store_url: str, run: str, version: int | None, as_json: bool) -> list[str]:
@@ -81,7 +85,7 @@ async def _bucket(store_url: str, run: str, version: int | None, as_json: bool) 
             faults += found
             if not as_json:
                 size = sum(receipt.shard_bytes for receipt in loaded.receipts)
-                state = "good" if not found else f"{len(found)} damaged blocks"
+                state = "good" if not found else _counted(len(found), "damaged block")
                 click.echo(f"version {loaded.hop.position} ({loaded.hop.kind}): {size} bytes, {state}")
     finally:
         await store.close()
