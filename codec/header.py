@@ -96,10 +96,11 @@ def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
     the check, so every number is bounded all the same.
     """
     reader = Reader(as_bytes(frame))
-    head = reader.take(PREAMBLE.size)
-    magic, version, kind, dtype_code, dims = PREAMBLE.unpack(head)
-    if magic != MAGIC:
+    begin = bytes(reader.peek()[: len(MAGIC)])
+    if begin != MAGIC[: len(begin)]:  # one that is only cut short says so below
         raise CorruptFrame("this is not a weightcast frame: the magic number is missing")
+    head = reader.take(PREAMBLE.size)
+    _, version, kind, dtype_code, dims = PREAMBLE.unpack(head)
     if version != FORMAT_VERSION:
         raise UnsupportedFrame(f"frame format {version}; this weightcast reads {FORMAT_VERSION}: upgrade")
     (check,) = CHECK.unpack(reader.take(CHECK.size))

@@ -55,3 +55,12 @@ def test_an_empty_payload_says_so():
         codec.decode_group(None, b"", "BF16", 3)
     with pytest.raises(codec.TruncatedFrame):
         codec.needs_base(b"")
+
+
+@pytest.mark.parametrize("data", [b"no", b"PK", b"x" * 100, b"\x89PNG", b"{}"])
+def test_what_never_was_a_frame_is_called_that(data):
+    buffer = np.zeros(3, np.uint16)
+    with pytest.raises(codec.CorruptFrame, match="not a weightcast frame: the magic number is missing"):
+        codec.apply_delta(buffer, data)
+    with pytest.raises(codec.CorruptFrame, match="not a weightcast frame: the magic number is missing"):
+        codec.decode_full(data)
