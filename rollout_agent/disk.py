@@ -231,7 +231,8 @@ class LocalDisk:
         """See :meth:`Disk.mark`."""
         found = self.stat(path)
         if found is not None:
-            time_ns = found.mtime_ns - found.mtime_ns % _SECOND_NS + secrets.randbelow(_SECOND_NS)
+            # Within the second before the last change: a time in the future confuses make and rsync.
+            time_ns = found.ctime_ns - 1 - secrets.randbelow(_SECOND_NS)
             # Whoever may write a file but does not own it cannot choose its times; what is left is the clock's grain.
             with translated(path, "mark"), contextlib.suppress(PermissionError):
                 os.utime(path, ns=(time_ns, time_ns))
