@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rollout_agent import checking
 from rollout_agent.disk import Disk, LocalDisk, Lock, Stamp
-from rollout_agent.errors import DamagedFiles, NotWhole
+from rollout_agent.errors import DamagedFiles, DiskError, NotWhole
 from rollout_agent.places import Places
 from rollout_agent.state import Whole, load
 
@@ -68,11 +68,7 @@ def _in_time(attempt: Callable[[], Entered | None], visitor: Visitor, timeout_s:
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while (entered := attempt()) is None:
         if deadline is not None and time.monotonic() > deadline:
-            raise NotWhole(
-                f"{visitor.places.model} holds no whole version after {timeout_s:g} s"
-                + (f": {visitor.fault}" if visitor.fault else "")
-                + "; is `weightcast rollout` running for this directory?"
-            )
+            raise NotWhole(visitor.why_not(timeout_s or 0.0))
         time.sleep(_POLL_S)
     return entered
 
@@ -86,6 +82,7 @@ class Visitor:
         self._verify = verify
         self._refused: tuple[Whole, dict[str, Stamp | None]] | None = None
         self._refusals = 0
+        self._said_unreadable = False
         self._doubt: Lock | None = None
         self.fault = ""
         """Why it did not get in, if the files are wrong."""
@@ -118,11 +115,23 @@ class Visitor:
             turn.release()
         if lock is None:
             return None
-        whole = holds(disk, places)
+        whole = holds(disk, places, quiet=self._said_unreadable)
         if whole is None:
+            self._said_unreadable = disk.size(places.whole) is not None
             lock.release()
             return None
         return lock, whole
+
+    def why_not(self, waited_s: float) -> str:
+        """A sentence for who waited in vain."""
+        model, runs = self.places.model, _agent_runs(self._disk, self.places)
+        if self.fault:
+            said = f"{model}: {self.fault}, and the damage is not repaired after {waited_s:g} s"
+        else:
+            said = f"{model} holds no whole version after {waited_s:g} s"
+        if runs:
+            return f"{said}; `weightcast rollout` runs for this directory: its log says what it waits for"
+        return f"{said}; is `weightcast rollout` running for this directory?"
 
     def stop_asking(self) -> None:
         """No longer ask the agent to look. Calling it twice is allowed."""
@@ -171,9 +180,26 @@ class Visitor:
             self._doubt = self._disk.try_lock(self.places.gate_doubt, shared=True)
 
 
-def holds(disk: Disk, places: Places) -> Whole | None:
-    """Which version the directory holds, if it is whole and was made so in this boot."""
-    whole = load(disk, places.whole, Whole)
+def _agent_runs(disk: Disk, places: Places) -> bool:
+    """Whether an agent keeps the directory. Where none does this takes its lock for a moment: not for a loop."""
+    path = places.agent_locks[0]
+    if disk.size(path) is None:
+        return False
+    try:
+        lock = disk.try_lock(path, shared=True)
+    except DiskError:
+        return False
+    if lock is not None:
+        lock.release()
+    return lock is None
+
+
+def holds(disk: Disk, places: Places, *, quiet: bool = True) -> Whole | None:
+    """Which version the directory holds, if it is whole and was made so in this boot.
+
+    ``quiet``: a record that is damaged is not said in the log, for who asks often.
+    """
+    whole = load(disk, places.whole, Whole, quiet=quiet)
     return whole if whole is not None and whole.stamps and whole.boot_id == disk.boot_id() else None
 
 

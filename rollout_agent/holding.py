@@ -98,6 +98,8 @@ class Holding(Guarded):
         if self.held is None or self.weights is None or self.damage:
             return
         if not everything and not self.whole:
+            if load(self.disk, self.places.whole, Whole) is None:
+                self.faults.lost("record", self.disk, self.places.whole)
             return  # it is hidden, and verified before it is shown
         names = None if everything else self.touched
         if names is not None and not names:

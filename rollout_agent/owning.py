@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from rollout_agent.disk import Disk, Lock
 from rollout_agent.errors import AgentRunning, ForeignFiles, WrongRun
 from rollout_agent.places import HIDDEN, Places
 from rollout_agent.state import Owner, State, load, save
+
+_TRIES = 3
+_PAUSE_S = 0.05
 
 
 class Ownership:
@@ -83,7 +87,7 @@ class Ownership:
         for path in self._places.agent_locks:
             if path in self._locks:
                 continue
-            lock = self._disk.try_lock(path, shared=False)
+            lock = self._try_lock(path)
             if lock is None:
                 raise AgentRunning(
                     f"another agent keeps {self._places.model} or {self._places.state} (it locks {path}); "
@@ -94,6 +98,16 @@ class Ownership:
         doubt = self._disk.try_lock(self._places.gate_doubt, shared=True)
         if doubt is not None:
             doubt.release()
+
+    def _try_lock(self, path: Path) -> Lock | None:
+        # An engine that gives up at the gate looks, within microseconds, whether there is an agent.
+        pause = threading.Event()
+        for _ in range(_TRIES):
+            lock = self._disk.try_lock(path, shared=False)
+            if lock is not None:
+                return lock
+            pause.wait(_PAUSE_S)
+        return None
 
     def claim(self, run_id: str) -> None:
         """Make the directory belong to this run for good; ``WrongRun`` if it belongs to another of the same name."""

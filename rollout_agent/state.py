@@ -129,17 +129,18 @@ def seal(record: Record) -> bytes:
     return sha256_hex(data).encode() + b"\n" + data
 
 
-def load(disk: Disk, path: Path, kind: type[_R]) -> _R | None:
-    """Read a record; None if it is absent or (said in the log) unreadable."""
+def load(disk: Disk, path: Path, kind: type[_R], *, quiet: bool = False) -> _R | None:
+    """Read a record; None if it is absent or (said in the log unless ``quiet``) unreadable."""
     data = disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
     if data is None:
         return None
+    level = logging.DEBUG if quiet else logging.WARNING
     digest, _, body = data.partition(b"\n")
     if sha256_hex(body).encode() != digest:
-        _LOG.warning("%s is damaged: it does not have the SHA-256 in its first line; going on without it", path)
+        _LOG.log(level, "%s is damaged: it does not have the SHA-256 in its first line; going on without it", path)
         return None
     try:
         return kind.parse(body, key=str(path))
     except FormatError as error:
-        _LOG.warning("%s; going on without it", error)
+        _LOG.log(level, "%s; going on without it", error)
         return None

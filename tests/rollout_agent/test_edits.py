@@ -565,6 +565,31 @@ def test_the_scrub_is_spread_and_bounded() -> None:
     assert pace.scrub_pause_s(0, 0) == pace.longest_retry_s
 
 
+async def test_an_engine_that_gave_up_hears_whether_an_agent_runs(training: Training, tmp_path: Path) -> None:
+    with pytest.raises(NotWhole, match=r"no whole version after .* s; is `weightcast rollout` running"):
+        enters(tmp_path)
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        with pytest.raises(NotWhole, match=r"no whole version after .* s; `weightcast rollout` runs"):
+            enters(tmp_path)
+        await replica.catch_up()
+        edit(weight_files(tmp_path)[1])
+        with pytest.raises(NotWhole, match=r"expected .* damage is not repaired after .* s; `weightcast rollout` runs"):
+            enters(tmp_path)
+    with pytest.raises(NotWhole, match=r"expected .* damage is not repaired after .* s; is `weightcast rollout` run"):
+        enters(tmp_path)
+
+
+def test_a_mark_is_a_time_that_has_been(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"weights")
+    for _ in range(100):
+        before = path.stat().st_ctime_ns
+        stamp = LocalDisk().mark(path)
+        assert stamp is not None
+        assert before - 10**9 <= stamp.mtime_ns < before
+
+
 # ---- the cheapest route
 
 

@@ -13,6 +13,7 @@ from rollout_agent.errors import AgentRunning, DiskFailed, NotWhole
 from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from rollout_agent.verifying import verify_dir
+from tests.rollout_agent.harming import edit
 from tests.rollout_agent.training import Training
 
 ReadDir = Callable[[Path], dict[str, bytes]]
@@ -106,3 +107,21 @@ async def test_a_directory_in_the_place_of_a_file_is_named_and_its_removal_enoug
         await replica.check()
         assert enters(tmp_path / "model") == 1
         assert replica.position == training.position
+
+
+async def test_a_damaged_mark_is_said_once_and_written_anew(
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        edit(tmp_path / ".weightcast" / "whole.json")
+        with pytest.raises(NotWhole):
+            enters(tmp_path)
+        assert caplog.text.count("whole.json is damaged") == 1, "an engine that waits says it once"
+        caplog.clear()
+        for look in (replica.check, replica.check, replica.catch_up):
+            await look()
+        assert caplog.text.count("whole.json is damaged") == 1
+        assert replica.faults.found_by_kind["record"] == 1
+        assert enters(tmp_path) == 1
