@@ -42,6 +42,9 @@ from weight_store.offer import Offer
 
 _log = logging.getLogger(__name__)
 
+_QUIET_S = 1.0
+"""How long closing waits without a word."""
+
 
 class _Pending:
     """The publication that is undecided."""
@@ -218,7 +221,7 @@ class Desk:
         """Wait for what is undecided, then end the sidecar; both within about ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: self._pending is None or self._failure is not None, timeout_s)
+            self._wait_decided(timeout_s)
             left_s = max(0.0, deadline_s - time.monotonic()) if self._pending is None else 0.0
             self._link.send(Close(grace_s=left_s))
         self._link.close(left_s + 5.0)
@@ -229,6 +232,21 @@ class Desk:
                 self._pending = None
             self._failure = self._failure or Misuse("the Publisher is closed")
             self._changed.notify_all()
+
+    def _wait_decided(self, timeout_s: float) -> None:
+        def decided() -> bool:
+            return self._pending is None or self._failure is not None
+
+        quiet_s = min(timeout_s, _QUIET_S)
+        if self._changed.wait_for(decided, quiet_s) or timeout_s <= quiet_s or self._pending is None:
+            return
+        _log.warning(
+            "waiting up to %.0f s until step %d is decided%s; Ctrl-C gives it up",
+            timeout_s - quiet_s,
+            self._pending.handle.step,
+            f" ({self._trouble})" if self._trouble else "",
+        )
+        self._changed.wait_for(decided, timeout_s - quiet_s)
 
     # -- called by the link's thread --
 

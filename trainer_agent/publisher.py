@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import operator
 import os
@@ -95,7 +96,7 @@ class Publisher:
                 assets_dir=None if assets_dir is None else str(Path(assets_dir).absolute()),
             ),
         )
-        atexit.register(self.close)
+        atexit.register(self._at_exit)
         self._desk.start()
 
     def __repr__(self) -> str:
@@ -196,14 +197,26 @@ class Publisher:
         return source
 
     def close(self, timeout: float = 30.0) -> None:
-        """Wait for what is undecided, ``timeout`` seconds at most; end the sidecar; free the shared memory."""
+        """Wait for what is undecided, ``timeout`` seconds at most; end the sidecar; free the shared memory.
+
+        Ctrl-C while it waits gives up what is undecided; the rest is done before it is raised.
+        """
         if self._closed or os.getpid() != self._pid:  # a forked worker of the trainer owns none of this
             return
         self._closed = True
-        atexit.unregister(self.close)
-        self._desk.close(timeout)
-        self._writers.clear()
-        self._arena.remove()
+        atexit.unregister(self._at_exit)
+        try:
+            self._desk.close(timeout)
+        except KeyboardInterrupt:
+            self._desk.close(0.0)
+            raise
+        finally:
+            self._writers.clear()
+            self._arena.remove()
+
+    def _at_exit(self) -> None:
+        with contextlib.suppress(KeyboardInterrupt):  # nobody is left to handle it
+            self.close()
 
 
 def _count(step: object) -> int:

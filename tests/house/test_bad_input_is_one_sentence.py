@@ -196,6 +196,7 @@ def test_ctrl_c_ends_a_publication_that_waits_without_a_traceback_or_a_process(p
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
+    assert said.splitlines()[-1] == "interrupted"
     assert "Traceback" not in said
     assert not any(Path(f"/proc/{pid}").exists() for pid in found)
 

@@ -177,12 +177,16 @@ TRAINER = """
     print(publisher.sidecar_pid, flush=True)
     if sys.argv[3] == "wait":
         time.sleep(600)
+    if sys.argv[3] == "go on":
+        input()
+        publisher.publish({"w": torch.zeros(8)}, 17)
 """
 
 
 def start_trainer(service: object, then: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", textwrap.dedent(TRAINER), service.store_url, service.url, then]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe if then == "go on" else None, text=True)
 
 
 def is_running(pid: int) -> bool:
@@ -205,6 +209,24 @@ def test_no_sidecar_and_no_memory_outlive_a_killed_trainer(service, shm_dir) -> 
 def test_a_trainer_that_ends_without_close_leaves_nothing(service, shm_dir) -> None:
     with start_trainer(service, "end") as trainer:
         pid = int(trainer.stdout.readline())
+        assert trainer.wait(60) == 0
+    assert not is_running(pid)
+    assert not list(shm_dir.iterdir())
+
+
+def test_a_trainer_that_waits_at_its_end_says_for_what_and_ctrl_c_ends_that(service, shm_dir) -> None:
+    with start_trainer(service, "go on") as trainer:
+        pid = int(trainer.stdout.readline())
+        service.stop()
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        said = ""
+        while "Ctrl-C" not in said:
+            said = trainer.stderr.readline()
+            assert said
+        assert "until step 17 is decided" in said
+        trainer.send_signal(signal.SIGINT)
+        assert "Traceback" not in trainer.stderr.read()
         assert trainer.wait(60) == 0
     assert not is_running(pid)
     assert not list(shm_dir.iterdir())
