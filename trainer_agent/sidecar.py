@@ -34,12 +34,15 @@ from trainer_agent.messages import (
 from trainer_agent.patience import EXPECTED, Patience
 from trainer_agent.signs import Movement
 from trainer_agent.worker import Worker
+from weight_store.finishing import finished
 from weight_store.opening import open_store
 
 _log = logging.getLogger("trainer_agent.sidecar")
 
 PARENT_POLL_S = 0.2
 LAST_LOOK_S = 0.5
+FAREWELL_S = 3.0
+"""How long uploads are given up, once the trainer is gone, before the process ends all the same."""
 _MAX_REASON = 1000
 _DEFECT_STATUS = 70
 """Exit status after an exception that no rule foresees (EX_SOFTWARE of sysexits.h)."""
@@ -76,8 +79,21 @@ class Sidecar:
         if not self._asked_to_end:
             # A trainer that was killed closes the connection a moment before it is gone.
             await asyncio.wait({watch}, timeout=LAST_LOOK_S)
+            await self._farewell()
         watch.cancel()
         return self._status
+
+    async def _farewell(self) -> None:
+        """Nobody waits for what is under way any more: what can be given up in time is, and the process ends."""
+        if self._serving is None:
+            return
+        self._serving.cancel()
+        await asyncio.wait({self._serving}, timeout=FAREWELL_S)
+        if not self._serving.done():
+            _log.warning("what is being sent is left unfinished: garbage collection removes it")
+            # Requests that are being sent cannot be cancelled, and their threads would be waited for.
+            logging.shutdown()
+            os._exit(self._status)
 
     def _defect(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         loop.default_exception_handler(context)
@@ -161,11 +177,14 @@ class Connection:
                 await self._handle(request)
             return False
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-            if self._worker is not None:
-                await self._worker.close()
+            await finished(self._end())
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._worker is not None:
+            await self._worker.close()
 
     async def _read_line(self) -> bytes:
         try:

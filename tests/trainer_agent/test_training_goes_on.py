@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -10,10 +12,12 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
+from tests.weight_store.standins import Forward, Headers, proxied
 from trainer_agent import Publisher
 from trainer_agent.errors import Fenced, PublicationFailed, StillUndecided, VersionAborted
 from weight_store.receipt import SHARD_MAGIC
@@ -230,3 +234,52 @@ def test_a_trainer_that_waits_at_its_end_says_for_what_and_ctrl_c_ends_that(serv
         assert trainer.wait(60) == 0
     assert not is_running(pid)
     assert not list(shm_dir.iterdir())
+
+
+UPLOADER = """
+    import sys, time, torch
+    from trainer_agent import Publisher
+    publisher = Publisher(run="r", store=sys.argv[1], coordinator=sys.argv[2])
+    publisher.publish({"w": torch.randn(8_000_000)}, 0)
+    print(publisher.sidecar_pid, flush=True)
+    time.sleep(600)
+"""
+
+
+class Swallowing:
+    """An S3 server's front that takes what belongs to a shard, and never answers."""
+
+    def __init__(self) -> None:
+        self.swallowed = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def __call__(self, line: bytes, headers: Headers, body: bytes, forward: Forward) -> bytes:
+        if line.startswith(b"PUT ") and b".shard" in line:
+            self.swallowed.set()
+            await self.over.wait()
+        return await forward(line, headers, body)
+
+
+async def test_a_sidecar_whose_trainer_was_killed_in_the_middle_of_an_upload_ends_at_once(
+    make_service, s3_url, shm_dir
+) -> None:
+    url = s3_url("killed", secrets.token_hex(4))
+    service = make_service(url)
+    endpoint = urlsplit(url.partition("endpoint=")[2].partition("&")[0])
+    async with proxied((str(endpoint.hostname), int(endpoint.port or 0))) as (proxy, port):
+        swallowing = proxy.mode = Swallowing()
+        command = [sys.executable, "-c", textwrap.dedent(UPLOADER), url.replace(f":{endpoint.port}", f":{port}")]
+        trainer = await asyncio.create_subprocess_exec(
+            *command, service.url, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        pid = int(await trainer.stdout.readline())
+        await asyncio.wait_for(swallowing.swallowed.wait(), 60)
+        trainer.kill()
+        said = (await trainer.stderr.read()).decode()  # of the sidecar too: it ends with its process
+        swallowing.over.set()
+    await trainer.wait()
+    assert not is_running(pid)
+    assert "is gone" in said
+    assert "Unclosed" not in said
+    assert "ERROR" not in said
+    assert "Traceback" not in said
