@@ -257,6 +257,7 @@ class Swallowing:
         if line.startswith(b"PUT ") and b".shard" in line:
             self.swallowed.set()
             await self.over.wait()
+            raise ConnectionError("whoever asked is gone")
         return await forward(line, headers, body)
 
 
@@ -276,8 +277,9 @@ async def test_a_sidecar_whose_trainer_was_killed_in_the_middle_of_an_upload_end
         await asyncio.wait_for(swallowing.swallowed.wait(), 60)
         trainer.kill()
         said = (await trainer.stderr.read()).decode()  # of the sidecar too: it ends with its process
+        await trainer.wait()
         swallowing.over.set()
-    await trainer.wait()
+        await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=30)  # the proxy's connections
     assert not is_running(pid)
     assert "is gone" in said
     assert "Unclosed" not in said
