@@ -273,9 +273,11 @@ async def test_a_sidecar_whose_trainer_was_killed_in_the_middle_of_an_upload_end
         trainer = await asyncio.create_subprocess_exec(
             *command, service.url, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
-        pid = int(await trainer.stdout.readline())
-        await asyncio.wait_for(swallowing.swallowed.wait(), 60)
-        trainer.kill()
+        try:
+            pid = int(await trainer.stdout.readline())
+            await asyncio.wait_for(swallowing.swallowed.wait(), 60)
+        finally:
+            trainer.kill()
         said = (await trainer.stderr.read()).decode()  # of the sidecar too: it ends with its process
         await trainer.wait()
         swallowing.over.set()
