@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -12,6 +11,7 @@ from typing import TypeVar
 from codec import CodecError
 from coordinator.errors import CoordinatorError, TryAgain
 from trainer_agent.errors import TrainerError
+from weight_store import retry
 from weight_store.errors import StoreUnavailable, WeightStoreError
 from weight_store.retry import RetryPolicy
 
@@ -26,14 +26,6 @@ EXPECTED = (CoordinatorError, WeightStoreError, CodecError, TrainerError)
 PATIENCE = RetryPolicy(first_delay_s=0.1, max_delay_s=5.0)
 
 
-def _fraction() -> float:
-    return secrets.randbits(53) / 2**53
-
-
-def _nobody(reason: str) -> None:
-    pass
-
-
 @dataclass(slots=True)
 class Patience:
     """Repeats an operation until it succeeds or fails for good: what is undecided must be decided, training goes on.
@@ -42,9 +34,9 @@ class Patience:
     """
 
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    fraction: Callable[[], float] = _fraction
+    fraction: Callable[[], float] = retry.fraction
     policy: RetryPolicy = field(default=PATIENCE)
-    tell: Callable[[str], None] = _nobody
+    tell: Callable[[str], None] = retry.nobody
 
     async def __call__(self, what: str, operation: Callable[[], Awaitable[T]]) -> T:
         """Await ``operation()``, again with growing jittered delays after every transient error."""

@@ -59,13 +59,14 @@ ONCE = RetryPolicy(attempts=1)
 """No retries."""
 
 
-def _fraction() -> float:
+def fraction() -> float:
+    """Draw from [0, 1)."""
     # From the system, so that forked ranks and cloned machines do not draw the same delays.
     return secrets.randbits(53) / 2**53
 
 
-def _nobody(reason: str) -> None:
-    pass
+def nobody(reason: str) -> None:
+    """Be told a reason, and do nothing."""
 
 
 class Retrier:
@@ -81,8 +82,8 @@ class Retrier:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        fraction: Callable[[], float] = _fraction,
-        tell: Callable[[str], None] = _nobody,
+        fraction: Callable[[], float] = fraction,
+        tell: Callable[[str], None] = nobody,
     ) -> None:
         self._policy = policy
         self._tell = tell
