@@ -18,6 +18,7 @@ from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import Staged
 from rollout_agent.errors import EngineRefused, WrongRun
 from rollout_agent.replica import Replica
+from tests.rollout_agent.following import followed
 from tests.rollout_agent.training import OTHER_RUN_ID, Training
 from weight_store.errors import StoreUnavailable
 from weight_store.memory import MemoryStore
@@ -60,14 +61,11 @@ class Coordinator:
 
 @asynccontextmanager
 async def following(training: Training, path: Path, engine: Any = None, client: Any = None) -> AsyncIterator[Agent]:
-    async with await Replica.open(run="tiny", model_dir=path, store=training.store) as replica:
-        agent = Agent(replica, "tiny", "eu-west", "a1", client, engine, QUICK)
-        task = asyncio.ensure_future(agent.follow())
-        try:
-            yield agent
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+    async with (
+        await Replica.open(run="tiny", model_dir=path, store=training.store) as replica,
+        followed(Agent(replica, "tiny", "eu-west", "a1", client, engine, QUICK)) as agent,
+    ):
+        yield agent
 
 
 async def until(condition: Callable[[], bool]) -> None:

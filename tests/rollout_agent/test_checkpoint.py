@@ -1,7 +1,5 @@
 """A checkpoint that is slow or fails holds up nobody, and what it leaves survives the loss of the model directory."""
 
-# ruff: noqa: ASYNC110 - waiting for other tasks is what these tests do
-
 from __future__ import annotations
 
 import asyncio
@@ -19,6 +17,7 @@ from rollout_agent.errors import DiskError, DiskFailed, DiskFull
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import State, load
+from tests.rollout_agent.following import until
 from tests.rollout_agent.training import Training
 from weight_store.position import Position
 
@@ -58,12 +57,6 @@ class SlowDisk(LocalDisk):
         if self.error is not None:
             raise self.error
         super().copy(source, target, start, count)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def opened(training: Training, model: Path, state: Path, disk: LocalDisk | None = None) -> Replica:

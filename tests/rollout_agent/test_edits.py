@@ -19,11 +19,12 @@ from rollout_agent.agent import Agent, Pace
 from rollout_agent.disk import LocalDisk, Stamp
 from rollout_agent.engine import Staged
 from rollout_agent.errors import DamagedFiles, NotWhole
-from rollout_agent.gate import Visitor, shared
+from rollout_agent.gate import Visitor
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import Whole, load, save
 from rollout_agent.verifying import verify_dir
+from tests.rollout_agent.following import before_commit, enters, followed, until
 from tests.rollout_agent.harming import edit, forge, weight_files
 from tests.rollout_agent.training import Training
 from weight_store.errors import StoreUnavailable
@@ -75,19 +76,8 @@ async def opened(training: Training, path: Path, **options: object) -> Replica:
 
 @asynccontextmanager
 async def following(replica: Replica, engine: Loads | None = None, pace: Pace = QUICK) -> AsyncIterator[Agent]:
-    agent = Agent(replica, "tiny", "eu-west", "a1", engine=engine, pace=pace)
-    task = asyncio.ensure_future(agent.follow())
-    try:
+    async with followed(Agent(replica, "tiny", "eu-west", "a1", engine=engine, pace=pace)) as agent:
         yield agent
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def edit_and_restore_mtime(path: Path) -> None:
@@ -141,11 +131,6 @@ def misspell(path: Path) -> None:
 
 EDITS = [edit, edit_and_restore_mtime, edit_through_a_map, replace]
 HARMLESS = [rewrite_equal, replace_by_equal, touch, change_mode, link]
-
-
-def enters(directory: Path, *, timeout_s: float = 0.1, verify: bool = False) -> int:
-    with shared(directory, timeout_s=timeout_s, verify=verify) as whole:
-        return whole.position.version
 
 
 # ---- while an agent runs
@@ -318,13 +303,7 @@ async def test_an_edit_while_a_version_is_fetched_is_not_taken_over(
         await replica.catch_up()
         training.step(0.01)
         await training.publish()
-        finish = replica._holding.finish_log
-
-        def edit_before(*args: object) -> None:
-            edit(weight_files(tmp_path)[1])
-            finish(*args)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(replica._holding, "finish_log", edit_before)
+        before_commit(replica, monkeypatch, lambda: edit(weight_files(tmp_path)[1]))
         assert await replica.catch_up() == training.position
         assert replica.faults.found_by_kind["working"] == 1
     assert read_dir(tmp_path) == training.tensors(2)

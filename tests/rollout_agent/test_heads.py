@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.errors import NotWhole
-from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from rollout_agent.segments import segments_of
 from rollout_agent.verifying import verify_dir
+from tests.rollout_agent.following import before_commit, enters
 from tests.rollout_agent.harming import forge, swap_names
 from tests.rollout_agent.training import Training
 
@@ -20,11 +20,6 @@ ReadDir = Callable[[Path], dict[str, bytes]]
 
 async def opened(training: Training, path: Path, **options: object) -> Replica:
     return await Replica.open(run="tiny", model_dir=path, store=training.store, **options)  # type: ignore[arg-type]
-
-
-def enters(directory: Path, *, verify: bool = False) -> int:
-    with shared(directory, timeout_s=0.1, verify=verify) as whole:
-        return whole.position.version
 
 
 def only_file(directory: Path) -> Path:
@@ -67,14 +62,12 @@ async def test_a_header_that_is_noticed_on_the_way_to_the_next_version(
         await replica.catch_up()
         training.step(0.01)
         await training.publish()
-        finish = replica._holding.finish_log
 
-        def edit_before(*args: object) -> None:
+        def edit_once() -> None:
             if replica.faults.found_by_kind["working"] == 0:
                 swap_names(only_file(tmp_path))
-            finish(*args)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(replica._holding, "finish_log", edit_before)
+        before_commit(replica, monkeypatch, edit_once)
         assert await replica.catch_up() == training.position
         assert replica.faults.found_by_kind["working"] == 1
     assert read_dir(tmp_path) == training.tensors(2)

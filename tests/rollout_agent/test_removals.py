@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.errors import AgentRunning, DiskFailed, NotWhole
-from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
 from rollout_agent.verifying import verify_dir
+from tests.rollout_agent.following import enters
 from tests.rollout_agent.harming import edit
 from tests.rollout_agent.training import Training
 
@@ -21,11 +21,6 @@ ReadDir = Callable[[Path], dict[str, bytes]]
 
 async def opened(training: Training, path: Path, state: Path | None = None) -> Replica:
     return await Replica.open(run="tiny", model_dir=path, state_dir=state, store=training.store)
-
-
-def enters(directory: Path) -> int:
-    with shared(directory, timeout_s=0.1) as whole:
-        return whole.position.version
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["state inside", "state elsewhere"])
