@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -227,11 +226,3 @@ def check_same_tensors(before: Iterable[Tensor], after: Iterable[Tensor]) -> Non
             f"the tensors of this run changed: {'; '.join(sorted(problems)[:5])}{more}. "
             "A run keeps one set of tensors; publish another architecture as a new run"
         )
-
-
-def owners_of(layout: Layout) -> Counter[int]:
-    """Bytes owned by each rank (ranks that own nothing are absent)."""
-    load: Counter[int] = Counter()
-    for group in layout.groups:
-        load[group.owner] += group.nbytes
-    return load

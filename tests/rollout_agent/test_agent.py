@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import Staged
 from rollout_agent.errors import EngineRefused, WrongRun
 from rollout_agent.replica import Replica
-from tests.rollout_agent.following import followed
+from tests.rollout_agent.following import followed, until
 from tests.rollout_agent.training import OTHER_RUN_ID, Training
 from weight_store.errors import StoreUnavailable
 from weight_store.memory import MemoryStore
@@ -66,12 +66,6 @@ async def following(training: Training, path: Path, engine: Any = None, client: 
         followed(Agent(replica, "tiny", "eu-west", "a1", client, engine, QUICK)) as agent,
     ):
         yield agent
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_versions_are_staged_served_and_reported(training: Training, tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ import contextlib
 import itertools
 import re
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 import pytest_asyncio
 
+from tests.relay import Cut, Hook, Relay
 from weight_store.local import LocalStore
 from weight_store.memory import MemoryStore
 from weight_store.opening import parse_s3_url
@@ -66,16 +66,15 @@ async def store(
     await made.close()
 
 
-@dataclass
-class CuttingProxy:
+class CuttingProxy(Relay):
     """Passes bytes to an S3 server, except for replies that it was told to lose once the server has acted."""
 
-    upstream: tuple[str, int]
-    port: int = 0
-    requests: list[str] = field(default_factory=list)
-    to_damage: int = 0
-    """How many bodies are yet to get a wrong byte on their way to the server."""
-    _cut: list[tuple[re.Pattern[bytes], int]] = field(default_factory=list)
+    def __init__(self, endpoint_url: str) -> None:
+        super().__init__(endpoint_url)
+        self.requests: list[str] = []
+        self.to_damage = 0
+        """How many bodies are yet to get a wrong byte on their way to the server."""
+        self._cut: list[tuple[re.Pattern[bytes], int]] = []
 
     def cut(self, request: bytes, *, after_bytes: int = 0, times: int = 1) -> None:
         """Close the connection after ``after_bytes`` of the next replies to requests that match ``request``."""
@@ -85,61 +84,42 @@ class CuttingProxy:
     def pending(self) -> int:
         return len(self._cut)
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_connection(*self.upstream)
+    def hooks(self) -> tuple[Hook, Hook]:
         allowed: int | None = None
 
-        async def upwards() -> None:
+        async def upwards(data: bytes) -> bytes:
             nonlocal allowed
-            while data := await reader.read(65536):
-                line = re.match(rb"(?:PUT|POST|GET|HEAD|DELETE) \S+ HTTP/1\.1\r\n", data)
-                if line:
-                    self.requests.append(line[0].split(b" HTTP")[0].decode())
-                    for rule in self._cut:
-                        if rule[0].match(data):
-                            self._cut.remove(rule)
-                            allowed = rule[1]
-                            break
-                if self.to_damage and len(data) > 8192 and not line:
-                    self.to_damage -= 1
-                    data = data[:4000] + bytes([data[4000] ^ 1]) + data[4001:]
-                up_writer.write(data)
-                await up_writer.drain()
-            up_writer.write_eof()
-
-        sending = asyncio.create_task(upwards())
-        try:
-            while data := await up_reader.read(65536):
-                if allowed is not None and not data.startswith(b"HTTP/1.1 100 "):
-                    writer.write(data[:allowed])
-                    allowed -= min(allowed, len(data))
-                    if allowed == 0:
+            line = re.match(rb"(?:PUT|POST|GET|HEAD|DELETE) \S+ HTTP/1\.1\r\n", data)
+            if line:
+                self.requests.append(line[0].split(b" HTTP")[0].decode())
+                for rule in self._cut:
+                    if rule[0].match(data):
+                        self._cut.remove(rule)
+                        allowed = rule[1]
                         break
-                else:
-                    writer.write(data)
-                await writer.drain()
-        except ConnectionError:
-            pass
-        finally:
-            sending.cancel()
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                await sending
-            for side in (writer, up_writer):
-                side.close()
-                with contextlib.suppress(OSError):
-                    await side.wait_closed()
+            if self.to_damage and len(data) > 8192 and not line:
+                self.to_damage -= 1
+                data = data[:4000] + bytes([data[4000] ^ 1]) + data[4001:]
+            return data
+
+        async def downwards(data: bytes) -> bytes:
+            nonlocal allowed
+            if allowed is None or data.startswith(b"HTTP/1.1 100 "):
+                return data
+            if len(data) >= allowed:
+                raise Cut(data[:allowed])
+            allowed -= len(data)
+            return data
+
+        return upwards, downwards
 
 
 @pytest_asyncio.fixture
 async def proxy(seaweed: object) -> AsyncIterator[CuttingProxy]:
     """A proxy in front of SeaweedFS."""
-    address = urlsplit(seaweed.endpoint_url)  # type: ignore[attr-defined]
-    cutting = CuttingProxy((str(address.hostname), int(address.port or 0)))
-    server = await asyncio.start_server(cutting.handle, "127.0.0.1", 0)
-    cutting.port = server.sockets[0].getsockname()[1]
-    yield cutting
-    server.close()
-    await server.wait_closed()
+    cutting = CuttingProxy(seaweed.endpoint_url)  # type: ignore[attr-defined]
+    async with cutting.listening():
+        yield cutting
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from weight_store.grouping import (
     layers_in_a_block,
     resolve_layout,
 )
-from weight_store.layout import MAX_GROUP_BYTES, Layout, check_same_tensors, owners_of
+from weight_store.layout import MAX_GROUP_BYTES, Layout, check_same_tensors
 from weight_store.offer import Offer
 
 MIB = 1 << 20
@@ -35,6 +35,14 @@ def test_each_rank_keeps_the_rows_it_alone_holds(make) -> None:
     a, b = Box((0, 0), (3, 4)), Box((3, 0), (1, 4))
     layout = resolve_layout(make.offers(make.rows("w", (4, 4), a), make.rows("w", (4, 4), b)))
     assert [(g.owner, g.pieces[0].box) for g in layout.groups] == [(0, a), (1, b)]
+
+
+def owners_of(layout: Layout) -> Counter[int]:
+    """Bytes owned by each rank."""
+    load: Counter[int] = Counter()
+    for group in layout.groups:
+        load[group.owner] += group.nbytes
+    return load
 
 
 def test_identical_boxes_get_one_owner_and_the_bytes_are_balanced(make) -> None:
