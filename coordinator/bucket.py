@@ -41,7 +41,7 @@ from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.offer import Offer
 from weight_store.position import GENESIS, Position
-from weight_store.reading import read_head, read_manifest, read_shared
+from weight_store.reading import read_head, read_manifest
 from weight_store.receipt import Receipt
 from weight_store.records import (
     MAX_COLUMNS_BYTES,
@@ -144,7 +144,7 @@ class RunBucket:
         found = self._layouts.get(sha256)
         if found is None:
             key = layout_key(self._run, sha256)
-            data = await read_shared(self._store, key, MAX_COLUMNS_BYTES)
+            data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
             found = self._layouts.put(sha256, await self._parsed(_parse_layout, data, key, unpacked_bytes(data)))
         return found
 

@@ -76,32 +76,8 @@ def run_marker_key(run: str) -> str:
 
 GC_PREFIX = "_gc/"
 """Short-lived objects by which garbage collection learns the store's clock. No run's name starts with ``_``."""
-_SPARES = f"{GC_PREFIX}spare/"
 DOCTOR_PREFIX = "_doctor/"
 """What ``weightcast doctor`` writes and removes."""
-
-
-def spares_prefix(run: str) -> str:
-    """Where garbage collection keeps what it is about to delete of a run, until it knows that nobody needs it."""
-    return f"{_SPARES}{check_run(run)}/"
-
-
-def is_spare(key: str) -> bool:
-    """Whether an object below ``GC_PREFIX`` is a spare, of any run."""
-    return key.startswith(_SPARES)
-
-
-def spare_key(key: str) -> str:
-    """Key of the spare of a layout or an asset."""
-    return f"{_SPARES}{key}"
-
-
-def spared_key(spare: str) -> str:
-    """Exact inverse of :func:`spare_key`; ``FormatError`` for anything but a layout's or an asset's."""
-    key = spare.removeprefix(_SPARES)
-    if not is_spare(spare) or parse_key(key).kind not in {"layout", "asset"}:
-        raise FormatError(f"{spare[:120]!r} is not the spare of a layout or an asset")
-    return key
 
 
 def control_key(run: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound
 from weight_store.head import Head
-from weight_store.keys import asset_key, head_key, layout_key, manifest_key, receipt_key, shard_key, spare_key
+from weight_store.keys import asset_key, head_key, layout_key, manifest_key, receipt_key, shard_key
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest, ReceiptRef
 from weight_store.position import Position
@@ -37,10 +37,7 @@ async def read_head(store: Store, run: str) -> tuple[Head, str]:
 
 async def read_verified(store: Store, key: str, sha256: str, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
     """Return an object's bytes if they have the SHA-256 by which they are named; ``DigestMismatch`` otherwise."""
-    return _verified((await store.get(key, max_bytes=max_bytes)).data, key, sha256)
-
-
-def _verified(data: bytes, key: str, sha256: str) -> bytes:
+    data = (await store.get(key, max_bytes=max_bytes)).data
     found = sha256_hex(data)
     if found != sha256:
         raise DigestMismatch(f"{key} has SHA-256 {found}, expected {sha256}: it was altered or damaged")
@@ -56,21 +53,10 @@ async def read_manifest(store: Store, run: str, position: Position) -> Manifest:
     return manifest
 
 
-async def read_shared(store: Store, key: str, max_bytes: int) -> bytes:
-    """Return a layout or an asset, unchecked. One that garbage collection was killed over is read from its spare."""
-    try:
-        return (await store.get(key, max_bytes=max_bytes)).data
-    except ObjectNotFound as missing:
-        try:
-            return (await store.get(spare_key(key), max_bytes=max_bytes)).data
-        except ObjectNotFound:
-            raise missing from None
-
-
 async def read_layout(store: Store, run: str, sha256: str) -> Layout:
     """Return a layout by the digest of its JSON."""
     key = layout_key(run, sha256)
-    raw = unpack(await read_shared(store, key, MAX_COLUMNS_BYTES), key=key)
+    raw = unpack((await store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data, key=key)
     found = sha256_hex(raw)
     if found != sha256:
         raise DigestMismatch(f"{key} has SHA-256 {found}: it was altered or damaged")
@@ -93,7 +79,7 @@ async def read_receipt(
 async def read_asset(store: Store, run: str, asset: Asset) -> bytes:
     """Return the content of an asset, verified."""
     key = asset_key(run, asset.sha256)
-    return _verified(await read_shared(store, key, asset.size), key, asset.sha256)
+    return await read_verified(store, key, asset.sha256, max_bytes=asset.size)
 
 
 @dataclass(frozen=True, slots=True)

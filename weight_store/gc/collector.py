@@ -1,4 +1,7 @@
-"""Carries a collection out: raise the floor, wait, look again, delete. May be stopped anywhere and started again."""
+"""Carries a collection out: raise the floor, wait, look again, delete.
+
+May be stopped anywhere and started again, and any number may run at once: what one proves dead stays dead.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from weight_store.control import Control
-from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed, StoreError, StoreUnavailable
-from weight_store.finishing import finished
+from weight_store.errors import FormatError, PreconditionFailed, StoreUnavailable
 from weight_store.gc.evidence import (
     ControlSeen,
     Witness,
@@ -22,27 +24,15 @@ from weight_store.gc.evidence import (
 from weight_store.gc.floor import Raise, Wish, decide_floor, wanted_floor
 from weight_store.gc.plan import Facts, Verdict, judge
 from weight_store.head import Head
-from weight_store.keys import (
-    GC_PREFIX,
-    check_run,
-    control_key,
-    is_spare,
-    parse_key,
-    spare_key,
-    spared_key,
-    spares_prefix,
-)
+from weight_store.keys import GC_PREFIX, check_run, control_key
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS
 from weight_store.reading import read_head, read_manifest
-from weight_store.records import MAX_COLUMNS_BYTES, sha256_hex, unpack
 from weight_store.store import MultipartStore, Store
 
 _RAISE_ATTEMPTS = 10
 _WAIT_STEP_S = 60.0
 _TELL_EVERY = 1000
-_MAX_SHARED_BYTES = max(MAX_COLUMNS_BYTES, 1 << 30)
-"""Of a layout, and of an asset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,6 @@ class Collector:
         Raises ``ObjectNotFound`` if the run does not exist, ``StoreRefused``, ``StoreUnavailable``, ``FormatError``.
         """
         now_s = await self._store_clock()
-        await self._restore(now_s)
         look = await self._look(wish, now_s)
         if not wait:
             # Deleted first: raising the floor makes what the present one has condemned wait again.
@@ -170,7 +159,7 @@ class Collector:
         """The store's time (Unix seconds), from an object written now. Probes that a killed collection left go too."""
         key = f"{GC_PREFIX}{self._nonce()}"
         await self._store.create(key, b"")
-        probes = [entry async for entry in self._store.list(GC_PREFIX) if not is_spare(entry.key)]
+        probes = [entry async for entry in self._store.list(GC_PREFIX)]
         now_s = next((entry.modified_s for entry in probes if entry.key == key), None)
         await self._store.delete(key)
         if now_s is None:
@@ -213,9 +202,6 @@ class Collector:
             for start in range(0, len(stage), _TELL_EVERY):
                 await parallel(self._delete_one, stage[start : start + _TELL_EVERY])
                 self._tell(f"deleted {min(start + _TELL_EVERY, len(stage))} of {len(stage)}")
-        for verdict in doomed:
-            if _is_shared(verdict) and not await self._delete_shared(facts.head, verdict.key):
-                break
         return verdicts
 
     async def _delete_one(self, verdict: Verdict) -> None:
@@ -224,98 +210,14 @@ class Collector:
         elif isinstance(self._store, MultipartStore):
             await self._store.abort_upload(verdict.upload)
 
-    async def _delete_shared(self, head: Head, key: str) -> bool:
-        """Delete a layout or asset unless a new launch, which may name it again, has begun; put it back if one does.
-
-        A spare of it lies in the bucket all the while, for readers and, should this be killed, the next collection.
-        """
-        if not await self._same_term(head):
-            return False
-        data = await self._read_shared(key)
-        if data is None:
-            return True
-        if not _is_named_by(key, data):
-            self._tell(f"{key} stays: what was read is not what its key names, so it could not be put back")
-            return True
-        try:
-            await self._store.create(spare_key(key), data)
-        except PreconditionFailed:
-            self._tell(f"{key} stays until {spare_key(key)} has aged: another collection may be deleting it just now")
-            return True
-        kept = True
-        try:
-            await self._store.delete(key)
-            kept = not await self._same_term(head)
-        finally:
-            if kept:
-                await finished(self._put_back(key, data))
-        await self._store.delete(spare_key(key))
-        return not kept
-
-    async def _restore(self, now_s: float) -> None:
-        """Put back what a collection was deleting when it was killed: whether somebody needs it is judged anew.
-
-        A spare that is younger than the minimum age may be a living collection's, and readers find it where it lies.
-        """
-        entries = [entry async for entry in self._store.list(spares_prefix(self._run))]
-        for entry in entries:
-            key = spared_key(entry.key)
-            if now_s - entry.modified_s >= self._min_age_s:
-                await self._restore_one(key, entry.key)
-
-    async def _restore_one(self, key: str, spare: str) -> None:
-        data = await self._read_shared(spare)
-        if data is None:
-            return  # the collection that made it has ended
-        if not _is_named_by(key, data):
-            self._tell(f"{spare} is damaged: {key} is not put back from it")
-            return
-        self._tell(f"{key} is put back: a collection ended while it was being deleted")
-        await self._put_back(key, data)
-        await self._store.delete(spare)
-
-    async def _read_shared(self, key: str) -> bytes | None:
-        try:
-            return (await self._store.get(key, max_bytes=_MAX_SHARED_BYTES)).data
-        except ObjectNotFound:
-            return None
-
-    async def _same_term(self, head: Head) -> bool:
-        now, _ = await read_head(self._store, self._run)
-        return now.term == head.term
-
-    async def _put_back(self, key: str, data: bytes) -> None:
-        try:
-            await self._store.create(key, data)
-        except PreconditionFailed:
-            return  # never gone, or the new launch wrote it
-        except StoreError as error:
-            self._tell(f"{key} was deleted, may be needed again, and could not be put back: {error}")
-            raise
-
 
 def _stages(doomed: Sequence[Verdict]) -> list[list[Verdict]]:
     """Manifests first, so that a version vanishes whole for whoever begins to read it; openings last."""
     stages: tuple[list[Verdict], list[Verdict], list[Verdict]] = ([], [], [])
     for verdict in doomed:
-        if not _is_shared(verdict):
-            name = verdict.key.rpartition("/")[2]
-            stages[{"manifest.json": 0, "open.json": 2}.get(name, 1)].append(verdict)
+        name = verdict.key.rpartition("/")[2]
+        stages[{"manifest.json": 0, "open.json": 2}.get(name, 1)].append(verdict)
     return [stage for stage in stages if stage]
-
-
-def _is_shared(verdict: Verdict) -> bool:
-    return verdict.upload is None and parse_key(verdict.key).kind in {"layout", "asset"}
-
-
-def _is_named_by(key: str, data: bytes) -> bool:
-    """Whether a layout or an asset has the SHA-256 that is its name."""
-    parsed = parse_key(key)
-    try:
-        raw = unpack(data, key=key) if parsed.kind == "layout" else data
-    except FormatError:
-        return False
-    return sha256_hex(raw) == parsed.sha256
 
 
 def _check_same_run(head: Head, seen: ControlSeen) -> None:

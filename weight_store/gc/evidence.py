@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -12,16 +12,7 @@ from weight_store.control import Control
 from weight_store.errors import FormatError, ObjectNotFound, StoreRefused, StoreUnavailable
 from weight_store.gc.plan import Facts, Fate
 from weight_store.head import Head
-from weight_store.keys import (
-    ParsedKey,
-    asset_key,
-    control_key,
-    layout_key,
-    manifest_key,
-    open_key,
-    parse_key,
-    receipt_key,
-)
+from weight_store.keys import ParsedKey, control_key, manifest_key, open_key, parse_key, receipt_key
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS, Position
 from weight_store.reading import read_manifest
@@ -122,31 +113,31 @@ async def follow_links(store: Store, run: str, head: Head, manifest: Manifest | 
             return line
 
 
-async def read_pending(store: Store, run: str, head: Head, version: int) -> tuple[Fate, Open | None]:
-    """What became of a number above the head's, and its opening if that could be read."""
+async def read_pending(store: Store, run: str, head: Head, version: int) -> Fate:
+    """What became of a number above the head's."""
     try:
         opened = Open.parse((await store.get(open_key(run, version), max_bytes=MAX_RECORD_BYTES)).data)
     except ObjectNotFound:
-        return Fate("unknown", "it has no open.json"), None
+        return Fate("unknown", "it has no open.json")
     except FormatError as error:
-        return Fate("unknown", f"its open.json cannot be read: {error}"), None
+        return Fate("unknown", f"its open.json cannot be read: {error}")
     if opened.run_id != head.run_id:
-        return Fate("unknown", f"it belongs to an earlier run of this name, {opened.run_id}"), None
+        return Fate("unknown", f"it belongs to an earlier run of this name, {opened.run_id}")
     try:
         data = (await store.get(manifest_key(run, version), max_bytes=MAX_RECORD_BYTES)).data
         if record_format(data) == Abort.FORMAT:
             abort = Abort.parse(data)
-            return Fate("dead", f"aborted, {abort.reason}"), opened
+            return Fate("dead", f"aborted, {abort.reason}")
         manifest = Manifest.parse(data)
     except ObjectNotFound:
         if opened.term < head.term:
-            return Fate("dead", f"opened in term {opened.term}, which is over"), opened
-        return Fate("undecided", "its ranks may still be publishing it"), opened
+            return Fate("dead", f"opened in term {opened.term}, which is over")
+        return Fate("undecided", "its ranks may still be publishing it")
     except FormatError as error:
-        return Fate("unknown", f"its manifest.json cannot be read: {error}"), opened
+        return Fate("unknown", f"its manifest.json cannot be read: {error}")
     if manifest.term < head.term:
-        return Fate("dead", f"stranded: term {manifest.term} ended before the head came to it"), opened
-    return Fate("undecided", "sealed, and the head is about to come to it"), opened
+        return Fate("dead", f"stranded: term {manifest.term} ended before the head came to it")
+    return Fate("undecided", "sealed, and the head is about to come to it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +179,6 @@ class Witness:
         self._listing = listing
         self._head = head
         self._manifest = manifest
-        self._opened: list[Open] = []
 
     async def facts(self, line: Line, *, floor: int, now_s: float, min_age_s: float) -> Facts:
         """Return what the plan is made from; ``line`` reaches down to the floor where it could be followed."""
@@ -203,7 +193,6 @@ class Witness:
             uploads=self._listing.uploads,
             fates=fates,
             nonces=await self._nonces(fates),
-            shared=await self._shared(line, fates, floor),
         )
 
     async def _fates(self, line: Line, floor: int) -> dict[int, Fate]:
@@ -212,14 +201,10 @@ class Witness:
         fates = {version: line.fate(version) for version in kept if version <= at}
         above = sorted(version for version in kept if version > at)
 
-        async def pending(version: int) -> tuple[Fate, Open | None]:
+        async def pending(version: int) -> Fate:
             return await read_pending(self._store, self._run, self._head, version)
 
-        for version, (fate, opened) in zip(above, await parallel(pending, above), strict=True):
-            fates[version] = fate
-            if opened is not None:
-                self._opened.append(opened)
-        return fates
+        return fates | dict(zip(above, await parallel(pending, above), strict=True))
 
     async def _nonces(self, fates: dict[int, Fate]) -> dict[tuple[int, int, bool], str]:
         """The shard that the receipt names, for ranks of sealed versions that have several."""
@@ -238,42 +223,6 @@ class Witness:
             return Receipt.parse((await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data, key=key)
         except (ObjectNotFound, FormatError):
             return None
-
-    async def _shared(self, line: Line, fates: dict[int, Fate], floor: int) -> frozenset[str] | None:
-        """Keys of layouts and assets that kept versions name. None if that cannot be told.
-
-        A launch settles its layout and its assets before it seals its first version, and keeps them. So only once the
-        head was sealed in its own term is it known what the launch that owns the run may still name.
-        """
-        if self._manifest is None or self._manifest.term != self._head.term:
-            return None
-        if any(fate.state == "unknown" for fate in fates.values()):
-            return None
-        needed = _needs(self._run, [self._manifest], self._opened)
-        listed = [entry.key for entry in self._listing.entries if _is_shared(self._run, entry.key)]
-        if all(key in needed for key in listed):
-            return frozenset(needed)
-        kept = [line.sealed[version] for version, fate in fates.items() if fate.state == "sealed" and version >= floor]
-        try:
-            manifests = await parallel(lambda position: read_manifest(self._store, self._run, position), kept)
-        except (ObjectNotFound, FormatError):
-            return None
-        needed |= _needs(self._run, manifests, self._opened)
-        fulls = await parallel(self._receipt, sorted(self._full_receipts(set(fates))))
-        if any(receipt is None for receipt in fulls):
-            return None
-        return frozenset(needed | {layout_key(self._run, receipt.layout) for receipt in fulls if receipt is not None})
-
-    def _full_receipts(self, versions: Collection[int]) -> set[tuple[int, int, bool]]:
-        """One receipt of each extra full: all its ranks share one layout, which may differ from the version's own."""
-        first: dict[int, int] = {}
-        for found in self._listing.parsed:
-            version, rank = found.version, found.rank
-            if version is None or rank is None or version not in versions:
-                continue
-            if found.kind == "receipt" and found.extra_full:
-                first[version] = min(rank, first.get(version, rank))
-        return {(version, rank, True) for version, rank in first.items()}
 
 
 async def read_targets(
@@ -304,13 +253,3 @@ async def read_targets(
 
 def _state(fates: dict[int, Fate], version: int) -> str:
     return fates[version].state if version in fates else "unknown"
-
-
-def _is_shared(run: str, key: str) -> bool:
-    return key.startswith((f"{run}/layouts/", f"{run}/assets/"))
-
-
-def _needs(run: str, manifests: Sequence[Manifest], opened: Sequence[Open]) -> set[str]:
-    layouts = {*(manifest.layout for manifest in manifests), *(record.layout for record in opened)}
-    assets = {asset.sha256 for manifest in manifests for asset in manifest.assets}
-    return {layout_key(run, sha256) for sha256 in layouts} | {asset_key(run, sha256) for sha256 in assets}

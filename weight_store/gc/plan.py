@@ -2,8 +2,8 @@
 
 Facts are read in the order listing, control, head, then by key. All proofs below rest on things that never turn back:
 the floor, the head's term and version, and a manifest's ``full_version`` only grow; registers and receipts are
-created once. So a proof stays valid however old the listing is by the time of the deletion. Layouts and assets, which
-a later launch may name again, are the exception: the collector looks at the head again after it.
+created once. So a proof stays valid however late the deletion arrives, whoever else collects meanwhile. Of layouts and
+assets there is no such proof: a launch that finds one there names it again, at any time. They stay with their run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Facts:
 
     ``floor``: the oldest version to keep, 0 until the raise has aged. ``now_s``: the store's clock. ``fates``: of every
     version from the floor on that has an object. ``nonces``: of the receipts (by version, rank, extra full) of ranks
-    with several shards. ``shared``: keys of layouts and assets that somebody may need; None: that cannot be told.
+    with several shards.
     """
 
     head: Head
@@ -49,7 +49,6 @@ class Facts:
     uploads: tuple[UnfinishedUpload, ...]
     fates: Mapping[int, Fate]
     nonces: Mapping[tuple[int, int, bool], str]
-    shared: frozenset[str] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +104,7 @@ def _judge(
     if parsed.kind == "offer":
         return _judge_offer(facts, parsed.term or 0)
     if parsed.kind in {"layout", "asset"}:
-        return _judge_shared(facts, entry.key, parsed.kind)
+        return False, f"a later launch may name this {parsed.kind} again"
     if parsed.version is None:
         return False, "the run itself"
     if parsed.version < facts.floor:
@@ -141,14 +140,6 @@ def _judge_offer(facts: Facts, term: int) -> tuple[bool, str]:
     if term < facts.head.term:
         return True, f"term {term} is over"
     return False, f"term {term} is the present one"
-
-
-def _judge_shared(facts: Facts, key: str, kind: str) -> tuple[bool, str]:
-    if facts.shared is None:
-        return False, f"whether this {kind} is still needed cannot be told"
-    if key in facts.shared:
-        return False, "a version that is kept needs it"
-    return True, f"no version that is kept needs this {kind}"
 
 
 def _judge_upload(facts: Facts, parsed: ParsedKey | None) -> tuple[bool, str]:
