@@ -42,6 +42,7 @@ ROUTES: dict[tuple[str, str], Scope | None] = {
     ("POST", f"{_RUN}/versions"): Scope.TRAINER,
     ("PUT", f"{_RUN}/versions/{{version}}/receipts/{{rank}}"): Scope.TRAINER,
     ("PUT", f"{_RUN}/versions/{{version}}/progress/{{rank}}"): Scope.TRAINER,
+    ("PUT", f"{_RUN}/versions/{{version}}/withdrawals/{{rank}}"): Scope.TRAINER,
     ("GET", "/v1/runs"): Scope.VIEWER,
     ("GET", _RUN): Scope.VIEWER,
     ("GET", f"{_RUN}/versions"): Scope.VIEWER,

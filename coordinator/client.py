@@ -36,6 +36,7 @@ from coordinator.wire import (
     TermRequest,
     VersionAnswer,
     WaitAnswer,
+    WithdrawalReport,
 )
 
 __all__ = ["Backoff", "CoordinatorClient", "Credentials", "Event", "retrying"]
@@ -139,6 +140,10 @@ class CoordinatorClient:
     async def report_progress(self, run: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
         """``PUT .../versions/{v}/progress/{rank}``: bytes of the shard moved since this was last said."""
         return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "progress", rank), body=report)
+
+    async def withdraw(self, run: str, version: int, rank: int, report: WithdrawalReport) -> VersionAnswer:
+        """``PUT .../versions/{v}/withdrawals/{rank}``: the shard will not come, the version need not be waited for."""
+        return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "withdrawals", rank), body=report)
 
     # Readers
 

@@ -6,9 +6,10 @@ its position. For each version number, *open.json* and the *register* (a manifes
                  open                    all receipts                head: term = mine, position = parent
     (free) ───────────────▶ undecided ───────────────▶ manifest ──────────────────────────────────▶ sealed
                                 │                          │
-                                │ expired, refused,        │ the head's term is newer
-                                │ opened in an older term  ▼
-                                └────────▶ abort        stranded
+                                │ expired, withdrawn,      │ the head's term is newer
+                                │ refused, or opened       ▼
+                                │ in an older term      stranded
+                                └────────▶ abort
 
 Aborted and stranded numbers are *dead*: nothing can revive them, and the next opening steps over them. Every function
 is given one :class:`View` and returns a step to carry out or a :class:`Done`. Whoever carries a step out reads the
@@ -22,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from coordinator import aborts
 from coordinator.errors import (
     BucketDamaged,
     Fenced,
@@ -38,11 +40,7 @@ from weight_store.layout import Layout
 from weight_store.manifest import Manifest, seal
 from weight_store.position import GENESIS, Position
 from weight_store.receipt import Receipt
-from weight_store.version import Abort, AbortReason, Open
-
-MAX_DETAIL = 2000
-_NAMED_RANKS = 1000
-"""An abort lists at most this many missing ranks, so that its size is bounded at any world size."""
+from weight_store.version import Abort, Open, Withdrawal, withdrawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +141,14 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about an undecided version: receipts by rank (parsed, and as stored), the layout once all are
-    there (or the ``trouble`` with reading it), the seconds since its last sign of life by the local clock, and after
-    how many it expires. Signs of life: it was opened, a rank reported progress, a receipt came.
+    """What is known about an undecided version: receipts by rank (parsed, and as stored), ranks that withdrew, the
+    layout once all receipts are there (or the ``trouble`` with reading it), the seconds since its last sign of life by
+    the local clock, and after how many it expires. Signs of life: it was opened, a rank reported progress, a receipt
+    came.
     """
 
     receipts: Mapping[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
+    withdrawals: Mapping[int, Withdrawal] = field(default_factory=dict)
     layout: Layout | None = None
     trouble: str = ""
     quiet_s: float = 0.0
@@ -320,8 +320,11 @@ def settle(view: View, evidence: Evidence, write_id: str) -> Step:
     missing = [rank for rank in range(opened.world_size) if rank not in evidence.receipts]
     if not missing and evidence.layout is not None:
         return CreateRegister(_decide(view, opened, evidence, evidence.layout, write_id))
+    gone = {rank: evidence.withdrawals[rank] for rank in missing if rank in evidence.withdrawals}
+    if gone:  # a rank whose receipt is there after all is not waited for
+        return CreateRegister(withdrawn(opened, gone, write_id))
     if evidence.quiet_s >= evidence.expire_after_s:
-        return CreateRegister(_expired(opened, missing, evidence, write_id))
+        return CreateRegister(aborts.expired(opened, missing, evidence.expire_after_s, evidence.trouble, write_id))
     return Done()
 
 
@@ -343,8 +346,7 @@ def _fence(view: View, write_id: str) -> Step:
     opened, head = view.slot.opened, view.head
     if opened is None or opened.term > head.term:
         return Reread()
-    detail = f"term {opened.term} ended before version {opened.version} was decided: launch {head.launch} took over"
-    return CreateRegister(_abort(opened, "fenced", detail, write_id))
+    return CreateRegister(aborts.fenced(opened, head.launch, write_id))
 
 
 def _decide(view: View, opened: Open, evidence: Evidence, layout: Layout, write_id: str) -> Manifest | Abort:
@@ -352,35 +354,13 @@ def _decide(view: View, opened: Open, evidence: Evidence, layout: Layout, write_
     for rank in range(opened.world_size):
         found = evidence.receipts[rank]
         if isinstance(found, Unreadable):
-            return _abort(opened, "refused", found.sentence, write_id)
+            return aborts.refused(opened, found.sentence, write_id)
         receipts.append(found)
     parent = None if view.current is None else (view.current, view.head.position)
     try:
         return seal(opened, layout, receipts, parent)
     except FormatError as error:
-        return _abort(opened, "refused", str(error), write_id)
-
-
-def _expired(opened: Open, missing: list[int], evidence: Evidence, write_id: str) -> Abort:
-    named = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
-    what = f"no receipt of rank {named}: look at the log of that rank's sidecar" if missing else evidence.trouble
-    detail = (
-        f"version {opened.version} (step {opened.step}) could not be sealed, and for {evidence.expire_after_s:g} s "
-        f"there was no sign of life: {what}"
-    )
-    return _abort(opened, "expired", detail, write_id, tuple(missing[:_NAMED_RANKS]))
-
-
-def _abort(opened: Open, reason: AbortReason, detail: str, write_id: str, missing: tuple[int, ...] = ()) -> Abort:
-    return Abort(
-        run_id=opened.run_id,
-        version=opened.version,
-        term=opened.term,
-        reason=reason,
-        detail=detail[:MAX_DETAIL],
-        missing=missing,
-        write_id=write_id,
-    )
+        return aborts.refused(opened, str(error), write_id)
 
 
 def _check_same(known: Open | Manifest, request: OpenRequest) -> None:

@@ -24,29 +24,26 @@ from coordinator.decisions import (
     ReplaceHead,
     Reread,
     Step,
-    Unreadable,
     View,
 )
 from coordinator.errors import BadRequest, ReceiptMissing, TooBusy, UnknownRun
 from coordinator.fleet import Fleet
+from coordinator.gathering import gather_receipts, gather_signs
 from coordinator.layouts import Collecting, check_layout
 from coordinator.tray import Tray
 from coordinator.waking import Broadcast, Shared
-from coordinator.wire import OpenRequest, ReceiptReport
+from coordinator.wire import OpenRequest, ReceiptReport, WithdrawalReport
 from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed, StoreUnavailable
 from weight_store.head import Head
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
-from weight_store.receipt import Receipt
 from weight_store.store import Store
-from weight_store.version import Abort
+from weight_store.version import Abort, Withdrawal
 
 logger = logging.getLogger(__name__)
 
 _ROUNDS = 20
 """Reading and writing anew this often without an end means that others write all the time, or no write is answered."""
-_PARALLEL = 32
-_MOST_SIGNS = 1000
 _ACTIVE_S = 30.0
 """A run that somebody asked about this recently is looked at every ``poll_s``."""
 
@@ -244,6 +241,16 @@ class Run:
             await self.bucket.write_sign(version, number)
             tray.shared_n = max(tray.shared_n, number + 1)
 
+    async def withdraw(self, version: int, rank: int, report: WithdrawalReport) -> None:
+        """Give an undecided version up for a rank that cannot send its shard, unless its receipt is there after all."""
+        tray = await self._find_tray(version, rank, report.term)
+        if tray is None:
+            return
+        await self._probe(tray, [rank])
+        if rank not in tray.receipts:
+            tray.withdrawals.setdefault(rank, Withdrawal(report.code, report.sentence))
+            await self.settle(probe=False)
+
     async def _find_tray(self, version: int, rank: int, term: int) -> Tray | None:
         """The tray of ``version`` if it is undecided. ``Fenced``, ``UnknownTerm`` or ``BadRequest``."""
         view = self.view
@@ -258,27 +265,11 @@ class Run:
         return tray
 
     async def _look_for_signs(self, tray: Tray) -> None:
-        """See whether other coordinators were told of progress."""
-        for _ in range(_MOST_SIGNS):
-            if not await self.bucket.has_sign(tray.opened.version, tray.shared_n):
-                return
-            tray.shared_n += 1
+        if await gather_signs(self.bucket, tray):
             tray.alive_s = self._ambient.clock()
 
     async def _probe(self, tray: Tray, ranks: list[int], reported: str = "") -> None:
-        """Read the receipts of ``ranks`` that the bucket holds by now; ``reported``: SHA-256 of what they wrote."""
-        limit = asyncio.Semaphore(_PARALLEL)
-
-        async def one(rank: int) -> tuple[Receipt, bytes] | Unreadable | None:
-            async with limit:
-                return await self.bucket.receipt(tray.opened.version, rank, reported)
-
-        wanted = [rank for rank in ranks if rank not in tray.receipts]
-        found = await asyncio.gather(*(one(rank) for rank in wanted))
-        for rank, receipt in zip(wanted, found, strict=True):
-            if receipt is not None:
-                tray.receipts[rank] = receipt
-        if any(receipt is not None for receipt in found):
+        if await gather_receipts(self.bucket, tray, ranks, reported):
             tray.alive_s = self._ambient.clock()
             self.stirred.notify()
 
@@ -317,7 +308,7 @@ class Run:
                 layout = await self.bucket.layout(opened.layout)
             except (FormatError, ObjectNotFound) as error:  # for good, as far as we can tell: until it expires
                 trouble = f"the layout cannot be read: {error}"
-        return Evidence(dict(tray.receipts), layout, trouble, quiet_s, expire_after_s)
+        return Evidence(dict(tray.receipts), dict(tray.withdrawals), layout, trouble, quiet_s, expire_after_s)
 
     async def _read_existing(self) -> tuple[View, str]:
         found = await self._read()

@@ -45,6 +45,7 @@ from coordinator.wire import (
     TermRequest,
     VersionAnswer,
     WaitAnswer,
+    WithdrawalReport,
 )
 from weight_store.errors import FormatError, ObjectNotFound
 from weight_store.head import Head
@@ -151,6 +152,12 @@ class Coordinator:
         """Take note that a rank still works on a version, so that it does not expire yet."""
         run, history = self._run(name)
         await run.note_progress(version, rank, report.term)
+        return await self._answer(run, history, version)
+
+    async def withdraw(self, name: str, version: int, rank: int, report: WithdrawalReport) -> VersionAnswer:
+        """Give a version up that a rank cannot contribute to, unless its receipt is there or it is decided."""
+        run, history = self._run(name)
+        await run.withdraw(version, rank, report)
         return await self._answer(run, history, version)
 
     # Versions

@@ -1,4 +1,6 @@
-"""What a coordinator has gathered of the undecided version: receipts, and signs that somebody still works on it."""
+"""What a coordinator has gathered of the undecided version: receipts, signs that somebody still works on it, and which
+ranks said that they cannot.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ from dataclasses import dataclass, field
 
 from coordinator.decisions import Unreadable
 from weight_store.receipt import Receipt
-from weight_store.version import Open
+from weight_store.version import Open, Withdrawal
 
 SHARES = 4
 """Signs of life are passed on to other coordinators this often within the time after which a version expires."""
@@ -25,6 +27,7 @@ class Tray:
     shared_s: float
     shared_n: int = 0
     receipts: dict[int, tuple[Receipt, bytes] | Unreadable] = field(default_factory=dict)
+    withdrawals: dict[int, Withdrawal] = field(default_factory=dict)
     next_probe: int = 0
 
     def missing(self) -> list[int]:

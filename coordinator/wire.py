@@ -17,6 +17,10 @@ VersionState = Literal["undecided", "sealed", "aborted"]
 ReplicaState = Literal["starting", "fetching", "staged", "serving", "failed"]
 
 
+MAX_SENTENCE = 1000
+"""Characters of the sentence with which a rank withdraws."""
+
+
 class Body(BaseModel):
     """Requests refuse unknown fields, so that a misspelt one is an error and not a default.
 
@@ -92,6 +96,14 @@ class ProgressReport(Body):
     """``PUT .../versions/{v}/progress/{rank}``: bytes move, the receipt is yet to come."""
 
     term: Term
+
+
+class WithdrawalReport(Body):
+    """``PUT .../versions/{v}/withdrawals/{rank}``: the rank cannot send its shard, for good, and why."""
+
+    term: Term
+    code: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+    sentence: Annotated[str, StringConstraints(max_length=MAX_SENTENCE)]
 
 
 class RegionVersion(Answer):

@@ -51,3 +51,8 @@ def pending_fulls(fulls: Sequence[FullRef], full_version: int) -> tuple[FullRef,
 def is_superseded(undecided: VersionAnswer, term: int, ordinal: int) -> bool:
     """True if the other ranks already publish a later one: opening ours, which was given up, would only block them."""
     return undecided.term == term and undecided.ordinal > ordinal
+
+
+def is_skipped(undecided: VersionAnswer, term: int, ordinal: int, rank: int) -> bool:
+    """True if the version waits for a receipt that ``rank``, already at publication ``ordinal``, will never write."""
+    return undecided.term == term and undecided.ordinal < ordinal and rank in undecided.missing

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from coordinator import errors as remote
 from coordinator.wire import OpenRequest, ProgressReport, ReceiptReport, VersionAnswer
-from trainer_agent.decisions import is_superseded, settled
+from trainer_agent.decisions import is_skipped, is_superseded, settled
 from trainer_agent.errors import PublicationFailed
 from trainer_agent.messages import Failed, Opened, Sealed
 from trainer_agent.patience import EXPECTED, TRANSIENT
@@ -29,6 +29,7 @@ from trainer_agent.session import (
 )
 from trainer_agent.shard import SentShard, envelope_of, find_receipt, send_shard
 from trainer_agent.signs import Decided, giving_signs
+from trainer_agent.withdrawing import withdraw
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused, WeightStoreError
 from weight_store.records import sha256_hex
 
@@ -78,6 +79,7 @@ class Publication:
             Phase.REBUILDING: self._rebuild,
             Phase.SENDING: self._send,
             Phase.AWAITING: self._await_decision,
+            Phase.WITHDRAWING: self._withdraw,
         }
         try:
             return await actions[self.progress.phase]()
@@ -91,6 +93,13 @@ class Publication:
         if self.progress.answer is None:
             raise PublicationFailed("the version is not known yet")
         return self.progress.answer
+
+    async def _withdraw(self) -> SessionEvent:
+        version, failure = self.progress.version, self.progress.failure
+        if version is None or failure is None:
+            raise PublicationFailed("there is nothing to withdraw from")
+        _log.error("this rank cannot send its shard of version %d: %s", version, failure.message)
+        return await withdraw(self.worker, version, failure)
 
     # -- opening --
 
@@ -124,10 +133,14 @@ class Publication:
         if version is None:
             return False
         undecided = await coordinator.version(run, version)
-        if undecided.state == "undecided" and is_superseded(undecided, worker.term, progress.ordinal):
-            raise PublicationFailed(
-                f"it came too late: the other ranks already publish step {undecided.step} as version {version}"
-            )
+        if undecided.state == "undecided":
+            if is_superseded(undecided, worker.term, progress.ordinal):
+                raise PublicationFailed(
+                    f"it came too late: the other ranks already publish step {undecided.step} as version {version}"
+                )
+            if is_skipped(undecided, worker.term, progress.ordinal, worker.config.rank):
+                sentence = f"it gave step {undecided.step} up and has gone on to step {progress.step}"
+                await withdraw(worker, version, Refused(PublicationFailed.code, sentence))
         await coordinator.version(run, version, wait_s=DECISION_WAIT_S)
         return True
 
@@ -229,7 +242,7 @@ class Publication:
 
     async def _await_decision(self) -> SessionEvent:
         worker, version = self.worker, self._answer.version
-        if not self.reported:
+        if self.receipt_sha256 and not self.reported:
             self.reported = True
             try:
                 return Observed(await worker.patience(f"receipt of version {version}", self._report))

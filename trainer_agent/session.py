@@ -2,14 +2,18 @@
 
 ::
 
-    OPENING ──Observed──▶ SENDING ──Sent──▶ AWAITING ──Observed──▶ SEALED
-       │  ▲        ╲         ▲  │                │
-       │  │ Inter-  ▶ REBUILDING│                └──────────────▶ FAILED
-       │  └─rupted──────┴───────┘                                    ▲
-       └──────────────── Refused, or Observed(aborted) ──────────────┘
+    OPENING ──Observed──▶ SENDING ──Sent──▶ AWAITING ──Observed──▶ SEALED or FAILED
+     ▲   │  ╲              ▲   │               ▲
+     │   │   ▶ REBUILDING ─┘   │               │ its receipt is there
+     │   │          │  │       │               │
+     ├───┼─Interrupted─┼───────┤               │
+         └───────── Refused ───┴────────▶ WITHDRAWING ──Observed, GivenUp, Refused──▶ FAILED
 
-OPENING asks for the version, or, once it is known, looks at it: after an interruption it may have been decided. A
-version is never opened twice for one publication: when it was aborted, the other ranks have gone on.
+What is refused before a version is known, or because nobody waits for it any more, fails at once. OPENING asks for the
+version, or, once it is known, looks at it: after an interruption it may have been decided. A version is never opened
+twice for one publication: when it was aborted, the other ranks have gone on. WITHDRAWING says that this rank will
+never send its shard, so that they need not wait; a receipt that is there all the same, from before a restart, counts,
+and then the decision is awaited.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+from coordinator import errors as remote
 from coordinator.wire import VersionAnswer
 from trainer_agent.decisions import source_for
 from trainer_agent.state import Base
@@ -31,11 +36,14 @@ class Phase(StrEnum):
     REBUILDING = "rebuilding"
     SENDING = "sending"
     AWAITING = "awaiting"
+    WITHDRAWING = "withdrawing"
     SEALED = "sealed"
     FAILED = "failed"
 
 
 FINAL = frozenset({Phase.SEALED, Phase.FAILED})
+_DECIDED = frozenset({remote.Fenced.code, remote.UnknownVersion.code, remote.UnknownRun.code, remote.WrongRun.code})
+"""Refusals that say that nobody waits for the version any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +78,19 @@ class Refused:
     message: str
 
 
-SessionEvent = Observed | Rebuilt | Sent | Interrupted | Refused
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The version will never be sealed by this rank's doing: an abort of it is in the bucket, or it is long over."""
+
+
+SessionEvent = Observed | Rebuilt | Sent | Interrupted | Refused | GivenUp
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One publication. ``base`` is what the sidecar holds; ``source`` is set from SENDING on."""
+    """One publication. ``base`` is what the sidecar holds; ``source`` is set from SENDING on, ``failure`` from
+    WITHDRAWING on.
+    """
 
     ordinal: int
     step: int
@@ -109,8 +124,10 @@ def _observe(progress: Progress, event: SessionEvent) -> Progress:
     if answer.state == "sealed":
         return replace(known, phase=Phase.SEALED)
     if answer.state == "aborted":
-        return replace(known, phase=Phase.FAILED, failure=_aborted(answer))
-    return known if progress.phase is Phase.AWAITING else _begin(known, answer)
+        return replace(known, phase=Phase.FAILED, failure=progress.failure or _aborted(answer))
+    if progress.phase in (Phase.AWAITING, Phase.WITHDRAWING):
+        return replace(known, phase=Phase.AWAITING)
+    return _begin(known, answer)
 
 
 def _aborted(answer: VersionAnswer) -> Refused:
@@ -138,7 +155,16 @@ def _to(phase: Phase) -> Callable[[Progress, SessionEvent], Progress]:
 def _refuse(progress: Progress, event: SessionEvent) -> Progress:
     if not isinstance(event, Refused):
         raise IllegalTransition(str(event))
-    return replace(progress, phase=Phase.FAILED, failure=event)
+    if progress.version is None or progress.phase is Phase.AWAITING or event.code in _DECIDED:
+        return replace(progress, phase=Phase.FAILED, failure=event)
+    return replace(progress, phase=Phase.WITHDRAWING, failure=event)
+
+
+def _fail(progress: Progress, event: SessionEvent) -> Progress:
+    """Nobody takes the withdrawal. What began it is the reason, unless the whole launch is over."""
+    if isinstance(event, Refused) and event.code == remote.Fenced.code:
+        return replace(progress, phase=Phase.FAILED, failure=event)
+    return replace(progress, phase=Phase.FAILED)
 
 
 TRANSITIONS: dict[tuple[Phase, type[SessionEvent]], Callable[[Progress, SessionEvent], Progress]] = {
@@ -152,4 +178,8 @@ TRANSITIONS: dict[tuple[Phase, type[SessionEvent]], Callable[[Progress, SessionE
     (Phase.SENDING, Refused): _refuse,
     (Phase.AWAITING, Observed): _observe,
     (Phase.AWAITING, Refused): _refuse,
+    (Phase.WITHDRAWING, Observed): _observe,
+    (Phase.WITHDRAWING, Interrupted): _to(Phase.AWAITING),
+    (Phase.WITHDRAWING, GivenUp): _to(Phase.FAILED),
+    (Phase.WITHDRAWING, Refused): _fail,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StringConstraints
@@ -12,6 +14,9 @@ from weight_store.records import Count, Nonce, Rank, Record, Sha256, Uuid, Versi
 
 WorldSize = Annotated[int, Field(ge=1, le=100_000)]
 AbortReason = Literal["expired", "fenced", "withdrawn", "refused"]
+MAX_DETAIL = 2000
+MAX_NAMED_RANKS = 1000
+"""An abort lists at most this many missing ranks, so that its size is bounded at any world size."""
 
 
 class Open(Record):
@@ -37,7 +42,8 @@ class Open(Record):
 class Abort(Record):
     """``v/<version>/manifest.json`` when the version was given up. Readers never see an aborted version.
 
-    ``refused``: the receipts contradict the layout; ``missing`` names ranks that had not reported.
+    ``refused``: the receipts contradict the layout; ``withdrawn``: a rank said that it cannot send its shard.
+    ``missing`` names ranks that had not reported, or those that withdrew.
     """
 
     FORMAT: ClassVar[str] = "weightcast.abort"
@@ -46,6 +52,36 @@ class Abort(Record):
     version: Version
     term: Term
     reason: AbortReason
-    detail: Annotated[str, StringConstraints(max_length=2000)]
+    detail: Annotated[str, StringConstraints(max_length=MAX_DETAIL)]
     missing: tuple[Rank, ...] = ()
     write_id: Nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """Why a rank cannot send its shard of a version, for good: the stable code of an error, and its sentence."""
+
+    code: str
+    sentence: str
+
+
+def withdrawn(opened: Open, withdrawals: Mapping[int, Withdrawal], write_id: str) -> Abort:
+    """The abort of a version from which ranks withdrew; it gives the reason of the first of them.
+
+    A coordinator writes it, or such a rank itself where no coordinator answers: the register takes the first of all.
+    """
+    rank = min(withdrawals)
+    why = withdrawals[rank]
+    sentence = "".join(character if character.isprintable() else " " for character in why.sentence)
+    detail = (
+        f"rank {rank} cannot send its shard of version {opened.version} (step {opened.step}): {why.code}: {sentence}"
+    )
+    return Abort(
+        run_id=opened.run_id,
+        version=opened.version,
+        term=opened.term,
+        reason="withdrawn",
+        detail=detail[:MAX_DETAIL],
+        missing=tuple(sorted(withdrawals)[:MAX_NAMED_RANKS]),
+        write_id=write_id,
+    )

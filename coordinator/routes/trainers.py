@@ -30,6 +30,7 @@ from coordinator.wire import (
     TermAnswer,
     TermRequest,
     VersionAnswer,
+    WithdrawalReport,
 )
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["trainers"])
@@ -133,3 +134,19 @@ async def report_progress(
     slow upload repeats every few seconds. A rank that has nothing new to report must not call it.
     """
     return await service.report_progress(run, version, rank, report)
+
+
+@router.put(
+    "/versions/{version}/withdrawals/{rank}",
+    summary="Report that a shard will not come",
+    responses=responses(Fenced, UnknownRun, UnknownTerm, UnknownVersion, BadRequest, BucketUnavailable),
+)
+async def withdraw(
+    run: RunName, version: VersionNumber, rank: RankNumber, report: WithdrawalReport, service: Service
+) -> VersionAnswer:
+    """Give an undecided version up, since a rank cannot send its shard: a full disk, a bucket that refuses it.
+
+    Other ranks need not wait until it expires; the answer's `reason` names the rank, the code and the sentence. A rank
+    whose receipt is in the bucket has nothing to withdraw: the version stays as it is. Idempotent.
+    """
+    return await service.withdraw(run, version, rank, report)

@@ -48,7 +48,9 @@ class Bucket(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A request. ``term`` is also the launch that has it; ``ordinal`` counts the publications of a term."""
+    """A request. ``term`` is also the launch that has it; ``ordinal`` counts the publications of a term, or is the rank
+    that withdraws.
+    """
 
     kind: str
     term: int = 0
@@ -120,6 +122,8 @@ def with_version(bucket: Bucket, version: int, state: VersionState) -> Bucket:
 def told(task: Task) -> str:
     if task.kind == "settle":
         return "settle after expiry" if task.expired else "settle"
+    if task.kind == "withdraw":
+        return f"withdraw for rank {task.ordinal}"
     return f"{task.kind} {f'publication {task.ordinal} of ' if task.kind == 'open' else 'for '}term {task.term}"
 
 

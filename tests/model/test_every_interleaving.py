@@ -11,13 +11,24 @@ from __future__ import annotations
 import pytest
 
 from coordinator import decisions
-from coordinator.decisions import ReplaceHead, Reread, Step, View
+from coordinator.decisions import CreateRegister, Evidence, ReplaceHead, Reread, Slot, Step, View
 from tests.model.search import dead_ends, explore
-from tests.model.state import Mutation, Violation, World
-from tests.model.world import Model
+from tests.model.state import (
+    LAYOUT,
+    LAYOUT_SHA256,
+    NONCE,
+    RANKS,
+    RUN_ID,
+    Mutation,
+    Violation,
+    World,
+    make_receipt,
+)
+from tests.model.world import WHY, Model
 from weight_store import manifest
 from weight_store.head import Head
-from weight_store.version import Abort
+from weight_store.position import GENESIS
+from weight_store.version import Abort, Open
 
 WORLDS = {
     "two terms, three publications": {"publications": (2, 1), "versions": 3},
@@ -28,6 +39,7 @@ WORLDS = {
         "late_receipts": True,
     },
     "three coordinators": {"publications": (1, 1), "versions": 2, "coordinators": 3},
+    "ranks withdraw": {"publications": (1, 1), "versions": 2, "withdrawing": True, "late_receipts": True},
     "three terms": {"publications": (1, 1, 1), "versions": 2},
 }
 
@@ -63,6 +75,24 @@ def violation(**model: object) -> str:
     with pytest.raises(Violation) as caught:
         explore(Model(**model))
     return str(caught.value)
+
+
+def test_a_rank_that_withdraws_after_all_receipts_came_aborts_nothing_by_a_coordinator() -> None:
+    """Its word is weighed against the bucket: all receipts make a manifest."""
+    record = Open(
+        run_id=RUN_ID, version=1, term=1, step=0, ordinal=0, parent=GENESIS, layout=LAYOUT_SHA256, world_size=RANKS,
+        write_id=NONCE,
+    )  # fmt: skip
+    head = Head(run_id=RUN_ID, term=1, launch="launch-1", position=GENESIS, write_id=NONCE)
+    receipts = [make_receipt(record, rank, GENESIS) for rank in range(RANKS)]
+    evidence = Evidence(
+        receipts={rank: (receipt, receipt.to_bytes()) for rank, receipt in enumerate(receipts)},
+        withdrawals={0: WHY},
+        layout=LAYOUT,
+    )
+    step = decisions.settle(View(head, None, Slot(1, record)), evidence, NONCE)
+    assert isinstance(step, CreateRegister)
+    assert isinstance(step.record, manifest.Manifest)
 
 
 def test_without_the_term_check_a_fenced_term_moves_the_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,9 @@ from weight_store.head import Head
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS
 from weight_store.receipt import Receipt
-from weight_store.version import Abort, Open
+from weight_store.version import Abort, Open, Withdrawal, withdrawn
+
+WHY = Withdrawal("code", "sentence")
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class Model:
     late_receipts: bool = False
     stray: bool = False
     looked: bool = False  # launches say which term they take the run over from
+    withdrawing: bool = False  # ranks say that they cannot go on, to a coordinator or in the register
     mutation: Mutation = field(default_factory=Mutation)
     decide: ModuleType = decisions
     check: Callable[[Model, str, Bucket, Bucket], None] = lambda *_: None
@@ -134,6 +137,8 @@ class Model:
         for at, state in enumerate(bucket.versions):
             if not state.opened or (state.register and not self.late_receipts):
                 continue
+            if self.withdrawing and not state.register:
+                yield from self._withdraw(bucket, at + 1, state)
             for rank in range(RANKS):
                 if state.receipts[rank]:
                     continue
@@ -141,6 +146,16 @@ class Model:
                     receipts = (*state.receipts[:rank], number, *state.receipts[rank + 1 :])
                     after = with_version(bucket, at + 1, state._replace(receipts=receipts))
                     yield f"rank {rank} writes its receipt of version {at + 1}", after
+
+    def _withdraw(self, bucket: Bucket, version: int, state: VersionState) -> Iterator[tuple[str, Bucket]]:
+        """A rank that reaches no coordinator creates the register, whoever has the run by now."""
+        record = self.numbers[state.opened]
+        assert isinstance(record, Open)
+        number = self.numbers.of(plain(withdrawn(record, {0: WHY}, NONCE)))
+        after = state._replace(register=number)
+        if not self.late_receipts:
+            after = after._replace(receipts=(NONE,) * RANKS)
+        yield f"a rank writes an abort to register {version}", with_version(bucket, version, after)
 
     def _receipts(self, opened: int, rank: int) -> list[int]:
         def make() -> list[int]:
@@ -174,6 +189,8 @@ class Model:
             return
         yield Task("settle")
         yield Task("settle", expired=True)
+        if self.withdrawing:
+            yield from (Task("withdraw", ordinal=rank) for rank in range(RANKS))
         for asking, count in enumerate(self.publications[:term], start=1):
             for ordinal in range(count):
                 yield Task("open", asking, ordinal)
@@ -235,7 +252,7 @@ class Model:
 
     def _decide(self, bucket: Bucket, at: Reading, slot: Slot | None) -> Writing | None:
         state = self._state(bucket, at.version) if slot else None
-        receipts = state.receipts if state and at.task.kind == "settle" else ()
+        receipts = state.receipts if state and at.task.kind in {"settle", "withdraw"} else ()
         key = ("decide", at.task, at.head, id(slot), at.given_up, receipts)
         step = self._once(key, lambda: self._ask(bucket, at, slot, receipts))
         return Writing(step, at.head) if step else None
@@ -279,6 +296,7 @@ class Model:
         held = {rank: self.numbers[number] for rank, number in enumerate(receipts) if number}
         evidence = Evidence(
             receipts={rank: (found, found.to_bytes()) for rank, found in held.items() if isinstance(found, Receipt)},
+            withdrawals={task.ordinal: WHY} if task.kind == "withdraw" else {},
             layout=LAYOUT if len(held) == RANKS else None,
             quiet_s=1.0 if task.expired else 0.0,
             expire_after_s=1.0,

@@ -24,6 +24,7 @@ from coordinator.wire import (
     TermRequest,
     VersionAnswer,
     WaitAnswer,
+    WithdrawalReport,
 )
 from tests.sim.errors import Killed
 from tests.sim.loop import Process
@@ -126,6 +127,9 @@ class SimClient:
 
     async def report_progress(self, run: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
         return await self._ask("progress", lambda c: c.report_progress(run, version, rank, report))
+
+    async def withdraw(self, run: str, version: int, rank: int, report: WithdrawalReport) -> VersionAnswer:
+        return await self._ask("withdraw", lambda c: c.withdraw(run, version, rank, report))
 
     async def run(self, run: str) -> RunAnswer:
         return await self._ask("run", lambda c: c.run(run))

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from coordinator.wire import VersionAnswer
-from trainer_agent.decisions import is_superseded, pending_fulls, settled, source_for, wants_extra_full
+from trainer_agent.decisions import is_skipped, is_superseded, pending_fulls, settled, source_for, wants_extra_full
 from trainer_agent.session import (
     FINAL,
     TRANSITIONS,
+    GivenUp,
     IllegalTransition,
     Interrupted,
     Observed,
@@ -43,7 +44,7 @@ def answer(version: int = 4, state: str = "undecided", parent: int = 3, **more: 
     return VersionAnswer(version=version, state=state, parent=at(parent), **(fields | more))
 
 
-EVENTS = (Observed(answer()), Rebuilt(None), Sent(), Interrupted(), Refused("code", "why"))
+EVENTS = (Observed(answer()), Rebuilt(None), Sent(), Interrupted(), Refused("code", "why"), GivenUp())
 
 
 def progress(phase: Phase = Phase.OPENING, base: Base | None = None) -> Progress:
@@ -104,6 +105,55 @@ def test_after_an_interruption_the_version_is_looked_at_before_it_is_sent_again(
     assert given_up.failure is not None
     assert given_up.failure.code == "version-aborted"
     assert "no receipt of rank 1" in given_up.failure.message
+
+
+FULL = Refused("store-unwritable", "no space left")
+
+
+@pytest.mark.parametrize("event", [GivenUp(), Observed(answer(state="aborted", reason="withdrawn: rank 0")),
+                                   Refused("token-required", "no token")])  # fmt: skip
+def test_a_rank_that_cannot_send_withdraws_and_tells_what_it_failed_of(event: object) -> None:
+    sending = advance(progress(base=base_at(3)), Observed(answer()))
+    withdrawing = advance(sending, FULL)
+    assert (withdrawing.phase, withdrawing.failure) == (Phase.WITHDRAWING, FULL)
+    after = advance(withdrawing, event)
+    assert (after.phase, after.failure) == (Phase.FAILED, FULL)
+
+
+def test_a_launch_that_is_over_while_a_rank_withdraws_is_told_so() -> None:
+    withdrawing = advance(advance(progress(base=base_at(3)), Observed(answer())), FULL)
+    fenced = Refused("fenced", "another launch took over")
+    assert advance(withdrawing, fenced).failure == fenced
+
+
+@pytest.mark.parametrize("event", [Observed(answer()), Interrupted()])
+def test_a_receipt_from_before_a_restart_counts(event: object) -> None:
+    withdrawing = advance(advance(progress(base=base_at(3)), Observed(answer())), FULL)
+    awaiting = advance(withdrawing, event)
+    assert awaiting.phase is Phase.AWAITING
+    assert advance(awaiting, Observed(answer(state="sealed"))).phase is Phase.SEALED
+    assert advance(withdrawing, Observed(answer(state="sealed"))).phase is Phase.SEALED
+    assert advance(awaiting, Observed(answer(state="aborted"))).failure == FULL
+
+
+@pytest.mark.parametrize("code", ["fenced", "unknown-version", "unknown-run", "wrong-run"])
+def test_what_nobody_waits_for_is_not_withdrawn(code: str) -> None:
+    sending = advance(progress(base=base_at(3)), Observed(answer()))
+    assert advance(sending, Refused(code, "why")).phase is Phase.FAILED
+
+
+def test_before_a_version_is_known_and_after_the_receipt_there_is_nothing_to_withdraw() -> None:
+    assert advance(progress(), FULL).phase is Phase.FAILED
+    awaiting = advance(advance(progress(base=base_at(3)), Observed(answer())), Sent())
+    assert advance(awaiting, FULL).phase is Phase.FAILED
+
+
+def test_a_version_is_skipped_only_by_a_rank_that_owes_it_and_has_gone_on() -> None:
+    waiting = answer(ordinal=4, missing=(1, 3))
+    assert is_skipped(waiting, term=1, ordinal=5, rank=3)
+    assert not is_skipped(waiting, term=1, ordinal=5, rank=2)
+    assert not is_skipped(waiting, term=1, ordinal=4, rank=3)
+    assert not is_skipped(waiting, term=2, ordinal=5, rank=3)
 
 
 def test_waiting_goes_on_until_the_version_is_decided() -> None:
