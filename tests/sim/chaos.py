@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from tests.sim import faults_collections
 from tests.sim.agents import SimAgent
 from tests.sim.trainers import Launch
 from tests.sim.world import World
 from trainer_agent.state import STATE_FILE
+
+MODULES = (faults_collections,)
 
 
 class Chaos:
     """What befalls the world."""
 
     def __init__(self, world: World, wanted: tuple[str, ...]) -> None:
-        self._world = world
-        self._chance = world.chance
-        every = (
+        self.world = world
+        self.chance = world.chance
+        own = (
             self._coordinator_restarts,
             self._coordinator_sleeps,
             self._sidecar_dies,
@@ -34,17 +38,19 @@ class Chaos:
             self._late_joiner,
             self._disk_fails,
         )
+        every: dict[str, Callable[[], None]] = {kind.__name__[1:]: kind for kind in own}
+        every |= {kind.__name__: partial(kind, self) for module in MODULES for kind in module.FAULTS}
         # Swarm testing: each schedule has some of the kinds only, so that each can go far.
-        some = self._chance.sample(every, self._chance.randint(3, len(every)))
-        self._kinds = [kind for kind in every if kind.__name__[1:] in wanted] if wanted else some
+        some = self.chance.sample(list(every), self.chance.randint(3, len(every)))
+        self._kinds = [every[name] for name in wanted or some]
 
     def act(self) -> None:
         """One of them, now."""
-        self._chance.choice(self._kinds)()
+        self.chance.choice(self._kinds)()
 
     def calm(self) -> None:
         """End of all faults."""
-        world = self._world
+        world = self.world
         world.note("calm")
         world.chaotic = False
         world.network.calm()
@@ -52,6 +58,10 @@ class Chaos:
             coordinator.process.resume()
             if coordinator.service is None:
                 coordinator.start()
+        for collector in world.collectors:
+            collector.process.resume()
+            if not collector.process.alive:
+                collector.start()
         for launch in world.launches:
             launch.resume()
             # What is under way is carried through; who has nothing to do publishes once more.
@@ -60,87 +70,89 @@ class Chaos:
             agent.process.resume()
             agent.disk.crash_at = agent.disk.fail_sync_at = agent.disk.full_at = None
 
-    def _later(self, low_s: float, high_s: float, call: Callable[[], None]) -> None:
+    def later(self, low_s: float, high_s: float, call: Callable[[], None]) -> None:
+        """``call`` somewhen between the two, unless the faults have ended by then."""
+
         def guarded() -> None:
-            if self._world.chaotic:
+            if self.world.chaotic:
                 call()
 
-        self._world.loop.call_later(self._chance.uniform(low_s, high_s), guarded)
+        self.world.loop.call_later(self.chance.uniform(low_s, high_s), guarded)
 
     def _coordinator_restarts(self) -> None:
-        found = self._chance.choice(self._world.coordinators)
+        found = self.chance.choice(self.world.coordinators)
         if found.service is not None:
             found.stop()
-            self._later(0.0, 6.0, lambda: found.start() if found.service is None else None)
+            self.later(0.0, 6.0, lambda: found.start() if found.service is None else None)
 
     def _coordinator_sleeps(self) -> None:
-        found = self._chance.choice(self._world.coordinators).process
+        found = self.chance.choice(self.world.coordinators).process
         found.pause()
-        self._world.note(f"{found} sleeps")
-        self._later(0.5, 16.0, found.resume)
+        self.world.note(f"{found} sleeps")
+        self.later(0.5, 16.0, found.resume)
 
     def _ranks(self) -> list[tuple[Launch, int]]:
-        return [(launch, r) for launch in self._world.launches if launch.running for r in range(len(launch.ranks))]
+        return [(launch, r) for launch in self.world.launches if launch.running for r in range(len(launch.ranks))]
 
     def _sidecar_dies(self) -> None:
         if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
+            launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
-            self._world.note(f"{rank.sidecar} is killed")
+            self.world.note(f"{rank.sidecar} is killed")
             rank.sidecar.kill()
 
     def _sidecar_sleeps(self) -> None:
         if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
+            launch, number = self.chance.choice(ranks)
             process = launch.ranks[number].sidecar
             process.pause()
-            self._world.note(f"{process} sleeps")
-            self._later(0.5, 16.0, process.resume)
+            self.world.note(f"{process} sleeps")
+            self.later(0.5, 16.0, process.resume)
 
     def _job_restarts(self) -> None:
-        if len(self._world.launches) < 5:
-            self._world.launches[-1].kill()
-            self._world.launch()
+        if len(self.world.launches) < 5:
+            self.world.launches[-1].kill()
+            self.world.launch()
 
     def _job_becomes_a_zombie(self) -> None:
-        old = self._world.launches[-1]
-        if len(self._world.launches) < 5 and old.running:
+        old = self.world.launches[-1]
+        if len(self.world.launches) < 5 and old.running:
             old.pause()
-            self._world.note(f"{old.name} sleeps")
-            self._later(0.5, 8.0, old.resume)
-            self._world.launch()
+            self.world.note(f"{old.name} sleeps")
+            self.later(0.5, 8.0, old.resume)
+            self.world.launch()
 
     def _two_jobs_start(self) -> None:
-        if len(self._world.launches) < 6:
-            self._world.launch()
-            self._world.launch()
+        if len(self.world.launches) < 6:
+            self.world.launch()
+            self.world.launch()
 
     def _agent_crashes(self) -> None:
-        agent = self._chance.choice(self._world.agents)
+        agent = self.chance.choice(self.world.agents)
         if agent.agent is not None:
-            agent.crash(power=self._chance.random() < 0.5)
+            agent.crash(power=self.chance.random() < 0.5)
 
     def _agent_crashes_in_the_middle(self) -> None:
-        self._chance.choice(self._world.agents).crash_at_next(self._chance.randint(1, 80))
+        self.chance.choice(self.world.agents).crash_at_next(self.chance.randint(1, 80))
 
     def _agent_sleeps(self) -> None:
-        found = self._chance.choice(self._world.agents).process
+        found = self.chance.choice(self.world.agents).process
         found.pause()
-        self._later(1.0, 20.0, found.resume)
+        self.later(1.0, 20.0, found.resume)
 
     def _network_splits(self) -> None:
-        world = self._world
+        world = self.world
         nodes = [agent.node for agent in world.agents]
         nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
         coordinators = [coordinator.node for coordinator in world.coordinators]
-        one, other = self._chance.choice([*nodes, *coordinators]), self._chance.choice(["store", *coordinators])
+        one, other = self.chance.choice([*nodes, *coordinators]), self.chance.choice(["store", *coordinators])
         if one != other:
             world.network.cut(one, other)
             world.note(f"{one} and {other} are cut off from each other")
-            self._later(1.0, 12.0, lambda: world.network.heal(one, other))
+            self.later(1.0, 12.0, lambda: world.network.heal(one, other))
 
     def _store_is_away(self) -> None:
-        world = self._world
+        world = self.world
         nodes = [agent.node for agent in world.agents]
         nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
         nodes += [coordinator.node for coordinator in world.coordinators]
@@ -152,41 +164,41 @@ class Chaos:
             for node in nodes:
                 world.network.heal(node, "store")
 
-        self._later(1.0, 8.0, back)
+        self.later(1.0, 8.0, back)
 
     def _arena_rots(self) -> None:
         """A bit flips in the base, which the trainer no longer writes; the other slot's content has no digest yet."""
         if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
+            launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
             slot = rank.desk._base_slot
             if slot is not None and rank.arena.slots:
                 memory = rank.arena.slots[slot]
-                memory[self._chance.randrange(len(memory))] ^= 1 << self._chance.randrange(8)
-                self._world.note(f"{rank.node}: a bit of slot {slot} flips")
+                memory[self.chance.randrange(len(memory))] ^= 1 << self.chance.randrange(8)
+                self.world.note(f"{rank.node}: a bit of slot {slot} flips")
 
     def _state_rots(self) -> None:
         """A sidecar dies, and a bit of what it left for the next one flips."""
         if ranks := self._ranks():
-            launch, number = self._chance.choice(ranks)
+            launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
             rank.sidecar.kill()
             state = rank.arena.files.get(STATE_FILE)
             if state:
-                at = self._chance.randrange(len(state))
-                flipped = bytes([state[at] ^ 1 << self._chance.randrange(8)])
+                at = self.chance.randrange(len(state))
+                flipped = bytes([state[at] ^ 1 << self.chance.randrange(8)])
                 rank.arena.write(STATE_FILE, state[:at] + flipped + state[at + 1 :])
-                self._world.note(f"{rank.node}: a bit of its state flips")
+                self.world.note(f"{rank.node}: a bit of its state flips")
 
     def _late_joiner(self) -> None:
-        world = self._world
+        world = self.world
         if len(world.agents) < 4:
-            world.agents.append(SimAgent(world, len(world.agents), tmpfs=self._chance.random() < 0.5))
+            world.agents.append(SimAgent(world, len(world.agents), tmpfs=self.chance.random() < 0.5))
 
     def _disk_fails(self) -> None:
-        disk = self._chance.choice(self._world.agents).disk
+        disk = self.chance.choice(self.world.agents).disk
         disk.sound = False
-        if self._chance.random() < 0.5:
-            disk.full_at = disk.effects + self._chance.randint(1, 40)
+        if self.chance.random() < 0.5:
+            disk.full_at = disk.effects + self.chance.randint(1, 40)
         else:
-            disk.fail_sync_at = disk.effects + self._chance.randint(1, 40)
+            disk.fail_sync_at = disk.effects + self.chance.randint(1, 40)

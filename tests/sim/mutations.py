@@ -22,12 +22,15 @@ from coordinator.runs import Run
 from rollout_agent import changelog, fetching, gate, presence, replaying, updating
 from rollout_agent.errors import DamagedObject
 from tests.rollout_agent import simdisk
-from tests.sim import world
+from tests.sim import collectors, world
 from tests.sim.network import Faults
 from tests.sim.simulation import Bias
 from tests.sim.store import Bucket
 from weight_store import chain, reading
+from weight_store.gc import Collector
+from weight_store.gc.plan import Facts, Verdict
 from weight_store.head import Head
+from weight_store.keys import parse_key
 from weight_store.version import Abort
 
 
@@ -139,6 +142,20 @@ class _IgnoresIfMatch(Bucket):
         return super().replace(key, data, self.get(key).etag)
 
 
+class _ForgetsLayouts(Collector):
+    """Deletes layouts too, once no record that is kept names them. See tests/model for how little saves nothing."""
+
+    async def _delete(self, facts: Facts) -> list[Verdict]:
+        records = [entry.key for entry in facts.entries if entry.key.endswith(".json")]
+        named = b"".join([(await self._store.get(key, max_bytes=1 << 20)).data for key in records])
+        verdicts = await super()._delete(facts)
+        for entry in facts.entries:
+            key = parse_key(entry.key)
+            if key.kind == "layout" and key.sha256.encode() not in named:
+                await self._store.delete(entry.key)
+        return verdicts
+
+
 CALM = Faults()
 
 MUTATIONS: Mapping[str, Mutation] = {
@@ -175,5 +192,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "digest verification": Mutation(
         ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
         Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts")),
+    ),
+    "layouts stay": Mutation(
+        ((collectors, "Collector", _ForgetsLayouts),),
+        Bias(Faults(slow=0.1), ("collection_sleeps", "job_restarts")),
     ),
 }

@@ -12,9 +12,10 @@ from unittest import mock
 from rollout_agent import replica as replica_module
 from tests.sim.agents import Inline, SimAgent
 from tests.sim.chaos import Chaos
+from tests.sim.collectors import SimCollector
 from tests.sim.coordinators import SimCoordinator
 from tests.sim.errors import Violation
-from tests.sim.loop import Process, SimLoop
+from tests.sim.loop import SimLoop
 from tests.sim.network import Faults
 from tests.sim.trainers import Launch
 from tests.sim.world import World
@@ -130,8 +131,7 @@ async def _run(world: World, bias: Bias) -> None:
         SimAgent(world, number, tmpfs=world.chance.random() < 0.5 if bias.tmpfs is None else bias.tmpfs)
         for number in range(world.chance.choice((1, 2)))
     ]
-    collecting = Process("gc")
-    collecting.spawn(world.collect_for_ever(collecting))
+    world.collectors = [SimCollector(world, number) for number in range(world.chance.choice((1, 1, 2)))]
     world.launch()
     chaos = Chaos(world, bias.kinds)
     while not world.model.sealed and world.loop.time() < WARM_S:  # noqa: ASYNC110 - a model has no events

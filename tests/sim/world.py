@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights
 from tests.sim.agents import SimAgent
+from tests.sim.collectors import MIN_AGE_S, SimCollector
 from tests.sim.coordinators import SimClient, SimCoordinator
 from tests.sim.errors import Defect, Violation
 from tests.sim.loop import Process, SimLoop
@@ -19,12 +20,9 @@ from tests.sim.model import RUN, Model
 from tests.sim.network import Network
 from tests.sim.store import Bucket, SimStore, retried
 from tests.sim.trainers import Launch
-from weight_store.errors import WeightStoreError
-from weight_store.gc import Collector, Wish
 from weight_store.memory import MemoryStore
 from weight_store.retry import RetryingStore
 
-MIN_AGE_S = 10.0
 KEPT_LINES = 400
 SPECS: tuple[tuple[Spec, ...], ...] = (
     (("layers.0.a", "BF16", (80, 30), "rows"), ("layers.0.b", "BF16", (30, 80), "cols"), ("norm", "F32", (16,), "all")),
@@ -45,6 +43,7 @@ class World:
     coordinators: list[SimCoordinator] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     agents: list[SimAgent] = field(default_factory=list)
+    collectors: list[SimCollector] = field(default_factory=list)
     _lines: list[tuple[float, str]] = field(default_factory=list)
     _failure: BaseException | None = None
 
@@ -56,7 +55,6 @@ class World:
         self.bucket = Bucket(self.loop)
         self.model = Model(self.bucket, MIN_AGE_S)
         self.bucket.watcher = self._Watch(self)
-        self.collections = 0
         self._first = Training(MemoryStore(), specs=SPECS[0], seed=self.seed, aliases={}).weights
 
     # ---- what happens, and what may not
@@ -152,19 +150,3 @@ class World:
         self.launches.append(found)
         found.start()
         return found
-
-    # ---- garbage collection
-
-    async def collect_for_ever(self, process: Process) -> None:
-        """Run gc again and again, as a timer would."""
-        while True:
-            await process.sleep(self.chance.uniform(4.0, 16.0))
-            collector = Collector(
-                self.store(process, "gc"), self.run, min_age_s=MIN_AGE_S, nonce=self.nonce, sleep=process.sleep
-            )
-            try:
-                await collector.collect(Wish(keep_versions=self.chance.choice((1, 2, 3))), wait=False)
-            except WeightStoreError as error:
-                self.note(f"gc ends: {error.code}")
-            else:
-                self.collections += 1
