@@ -10,7 +10,7 @@
     ├── ArenaTooSmall          make room in shared memory
     ├── Fenced                 another launch took the run over: stop this one
     ├── PublicationFailed      this version will not come to be; the next publication goes on
-    │   ├── VersionAborted     it was opened and then given up (a rank never reported, a receipt was refused)
+    │   ├── VersionAborted     it was opened and then given up (a rank withdrew or was silent, a receipt refused)
     │   └── StillUndecided     an earlier one is still undecided, and waiting for it would hold up training
     ├── SidecarFailed          the sidecar cannot run, or ended again and again
     ├── SetupRefused           store, coordinator or run as given cannot work: fix them; raised at the start

@@ -21,7 +21,7 @@ from trainer_agent.assets import upload_assets
 from trainer_agent.background import FullUpload
 from trainer_agent.decisions import wants_extra_full
 from trainer_agent.encoding import Encoder
-from trainer_agent.errors import SetupRefused, SidecarFailed
+from trainer_agent.errors import ArenaTooSmall, SetupRefused, SidecarFailed
 from trainer_agent.messages import AskServing, Attach, Attached, Event, Failed, FullDone, LayoutReady, Publish, Served
 from trainer_agent.patience import EXPECTED, Patience
 from trainer_agent.placement import place_groups
@@ -251,9 +251,15 @@ class Worker:
             self.emit(Served(id=request.id, reached=answer.reached))
 
     def save(self, state: State) -> None:
-        """Make ``state`` the one that a restart finds."""
-        self.arena.write(STATE_FILE, state.to_bytes())
+        """Make ``state`` the one that a restart finds, if there is room for it.
+
+        What it finds otherwise is older: its base is not the parent any more, and is rebuilt from the bucket.
+        """
         self._state = state
+        try:
+            self.arena.write(STATE_FILE, state.to_bytes())
+        except ArenaTooSmall as error:
+            _log.warning("a restart of the sidecar would have to read its base from the bucket: %s", error)
 
     async def own_assets(self) -> tuple[Asset, ...]:
         """The assets that rank 0 lists in its receipts; uploaded once a launch."""
