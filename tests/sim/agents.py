@@ -273,6 +273,8 @@ class SimAgent:
         self.disk.look(whole=True)
         if staged.version < self.served:
             raise Violation(f"{self.node} serves version {staged.version} after {self.served}")
+        if self.served:
+            world.jump = max(world.jump, staged.version - self.served)
         self.served = staged.version
 
 

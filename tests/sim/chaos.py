@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from tests.sim import faults_collections
+from tests.sim import faults_collections, faults_slow
 from tests.sim.agents import SimAgent
+from tests.sim.network import Faults
 from tests.sim.trainers import Launch
 from tests.sim.world import World
 from trainer_agent.state import STATE_FILE
 
-MODULES = (faults_collections,)
+MODULES = (faults_collections, faults_slow)
+RARELY = 0.03
+"""How many schedules have a kind that makes them long."""
 
 
 class Chaos:
@@ -20,6 +24,7 @@ class Chaos:
     def __init__(self, world: World, wanted: tuple[str, ...]) -> None:
         self.world = world
         self.chance = world.chance
+        self.behind: asyncio.Future[None] | None = None
         own = (
             self._coordinator_restarts,
             self._coordinator_sleeps,
@@ -42,11 +47,20 @@ class Chaos:
         every |= {kind.__name__: partial(kind, self) for module in MODULES for kind in module.FAULTS}
         # Swarm testing: each schedule has some of the kinds only, so that each can go far.
         some = self.chance.sample(list(every), self.chance.randint(3, len(every)))
+        rare = {kind.__name__: partial(kind, self) for module in MODULES for kind in module.RARE}
+        some += [name for name in rare if self.chance.random() < RARELY]
+        every |= rare
         self._kinds = [every[name] for name in wanted or some]
 
     def act(self) -> None:
         """One of them, now."""
         self.chance.choice(self._kinds)()
+
+    async def wait(self) -> None:
+        """For what takes long, in fair weather: most schedules that are long for no reason find nothing."""
+        if self.behind is not None:
+            self.world.network.faults = Faults()
+            await self.behind
 
     def calm(self) -> None:
         """End of all faults."""

@@ -25,3 +25,4 @@ def collection_sleeps(chaos: Chaos) -> None:
 
 
 FAULTS = (collection_dies, collection_sleeps)
+RARE = ()

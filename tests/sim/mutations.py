@@ -21,6 +21,7 @@ from coordinator.decisions import ReplaceHead, Reread, Step, View
 from coordinator.runs import Run
 from rollout_agent import changelog, fetching, gate, presence, replaying, updating
 from rollout_agent.errors import DamagedObject
+from rollout_agent.replica import Replica
 from tests.rollout_agent import simdisk
 from tests.sim import collectors, world
 from tests.sim.network import Faults
@@ -142,6 +143,14 @@ class _IgnoresIfMatch(Bucket):
         return super().replace(key, data, self.get(key).etag)
 
 
+_FOLLOW = Replica._follow
+
+
+async def _follow_by_deltas(self: Replica, head: Head, *, afresh: bool) -> None:
+    """Again from what is held, although deltas of it were gone."""
+    await _FOLLOW(self, head, afresh=False)
+
+
 class _ForgetsLayouts(Collector):
     """Deletes layouts too, once no record that is kept names them. See tests/model for how little saves nothing."""
 
@@ -192,6 +201,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "digest verification": Mutation(
         ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
         Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts")),
+    ),
+    "afresh after a gap": Mutation(
+        ((Replica, "_follow", _follow_by_deltas),), Bias(CALM, ("region_falls_behind",), full_every=1)
     ),
     "layouts stay": Mutation(
         ((collectors, "Collector", _ForgetsLayouts),),

@@ -42,6 +42,7 @@ class Result:
     launches: int
     restarts: int
     deleted: int
+    jump: int
     virtual_s: float
 
 
@@ -108,6 +109,7 @@ def _result(world: World) -> Result:
         launches=len(world.launches),
         restarts=sum(agent.restarts for agent in world.agents),
         deleted=len(world.model.gone),
+        jump=world.jump,
         virtual_s=world.loop.time(),
     )
 
@@ -142,6 +144,7 @@ async def _run(world: World, bias: Bias) -> None:
         await asyncio.sleep(world.chance.expovariate(1 / pause_s))
         chaos.act()
         world.check()
+    await chaos.wait()
     chaos.calm()
     await _settle(world)
     _final_checks(world)

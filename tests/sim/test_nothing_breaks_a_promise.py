@@ -34,6 +34,12 @@ def test_memory_that_rots_reaches_no_full(seed: int) -> None:
     simulate(seed, Bias(Faults(), ("arena_rots", "late_joiner"), full_every=1))
 
 
+@pytest.mark.parametrize("seed", range(8100, 8104))
+def test_a_region_far_behind_skips_versions(seed: int) -> None:
+    """What it would have read next may be collected by the time it comes back."""
+    assert simulate(seed, Bias(kinds=("region_falls_behind",), full_every=2)).jump >= 8
+
+
 def test_the_same_seed_is_the_same_run() -> None:
     """Also in another process, in which strings hash differently."""
     command = [sys.executable, "-c", "from tests.sim.simulation import simulate; print(simulate(2).digest)"]

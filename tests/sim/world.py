@@ -40,6 +40,8 @@ class World:
     run: str = RUN
     chaotic: bool = True
     over: bool = False
+    jump: int = 0
+    """The most versions that an engine went on at once, from one to another."""
     coordinators: list[SimCoordinator] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     agents: list[SimAgent] = field(default_factory=list)
