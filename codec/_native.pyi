@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 def ulp_encode(
-    base: NDArray[Any], new: NDArray[Any], exponent_bits: int, mantissa_bits: int, portable: bool
-) -> tuple[bytes, int]: ...
+    base: NDArray[Any], new: NDArray[Any], exponent_bits: int, mantissa_bits: int, portable: bool, digest: bool
+) -> tuple[bytes, int, bytes]: ...
 def ulp_changes(body: NDArray[np.uint8], count: int) -> int | str: ...
 def ulp_decode(
     base: NDArray[Any],

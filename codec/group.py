@@ -34,34 +34,42 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
     the arguments alone. ``changed`` counts elements whose bits differ: all of them in a full.
     Heavy loops release the GIL. Raises :class:`InvalidInput`.
     """
-    payload, changed = encode_payload(base, new, dtype, method=method)
-    return EncodedGroup(payload, digest(new), changed)
+    payload, changed, found = _encode(base, new, dtype, method, wants_digest=True)
+    return EncodedGroup(payload, digest(new) if found is None else found, changed)
 
 
 def encode_payload(base: Bits | None, new: Bits, dtype: str, *, method: str = "auto") -> tuple[bytes, int]:
     """As :func:`encode_group`, without the digest: the payload, and how many elements changed."""
+    payload, changed, _ = _encode(base, new, dtype, method, wants_digest=False)
+    return payload, changed
+
+
+def _encode(
+    base: Bits | None, new: Bits, dtype: str, method: str, *, wants_digest: bool
+) -> tuple[bytes, int, bytes | None]:
+    """The payload, how many elements changed, and the digest of ``new`` if a coder took it along."""
     info = find(dtype)
     _check(new, info, "new")
     if method != "auto":
         methods.find(method)
     if base is None:
         names = ["planes"] if method == "auto" else [method]
-        return _smallest(names, None, new, dtype, {}), new.size
+        return _smallest(names, None, new, dtype, {}), new.size, None
     _check(base, info, "base")
     if base.size != new.size:
         raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
     default = "ulp_v1" if ulp.applies_to(dtype) else "fields_v1"
     likely = choice.sampled(base, new, dtype, default) if method == "auto" else [method]
-    known = {}
+    known, found = {}, None
     if ulp.applies_to(dtype) and "ulp_v1" in ([default] if likely is None else likely):
-        coded = ulp.encode_counted(base, new, dtype)  # counts in the pass that codes
-        changed, known = coded.changed, {"ulp_v1": coded.body}
+        coded = ulp.encode_counted(base, new, dtype, digest=wants_digest)  # counts and hashes in the pass that codes
+        changed, found, known = coded.changed, coded.digest, {"ulp_v1": coded.body}
     else:
         changed = kernels.count_changed(base, new)
     if changed == 0:
-        return bytes([methods.SAME]), 0
+        return bytes([methods.SAME]), 0, found
     names = choice.candidates(changed, new, default) if likely is None else likely
-    return _smallest(names, base, new, dtype, known), changed
+    return _smallest(names, base, new, dtype, known), changed, found
 
 
 def _smallest(names: list[str], base: Bits | None, new: Bits, dtype: str, known: dict[str, bytes]) -> bytes:

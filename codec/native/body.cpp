@@ -28,15 +28,15 @@ int choose_chunk(const uint8_t* base, const uint8_t* fresh, size_t count, int wi
 
 template <class T>
 uint64_t encode_chunks(const T* base, const T* fresh, size_t count, Field field, int chunk_log2, const Kernels& kernels,
-                       std::vector<uint8_t>& out) {
+                       Trail trail, std::vector<uint8_t>& out) {
     const size_t chunk = (size_t)1 << chunk_log2, chunks = chunks_of(count, chunk_log2);
     Workspace<T> work;
-    if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, work, out) : 0;
+    if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, work, trail, out) : 0;
     std::vector<uint8_t> bodies;
     std::vector<size_t> ends;
     uint64_t changes = 0;
     for (size_t i = 0; i < count; i += chunk) {
-        changes += encode_chunk(base + i, fresh + i, std::min(chunk, count - i), field, kernels, work, bodies);
+        changes += encode_chunk(base + i, fresh + i, std::min(chunk, count - i), field, kernels, work, trail, bodies);
         ends.push_back(bodies.size());
     }
     Writer writer(out);
@@ -108,14 +108,15 @@ bool is_supported(const Dtype& d) {
 }
 
 uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
-                     std::vector<uint8_t>& out) {
+                     std::vector<uint8_t>& out, Digest* digest) {
     const Kernels& k = kernels(dtype.width, portable);
     const int chunk_log2 = choose_chunk((const uint8_t*)base, (const uint8_t*)fresh, count, dtype.width, k);
     out.push_back(kModel);
     out.push_back((uint8_t)chunk_log2);
     return with_width(dtype.width, [&](auto zero) {
         using T = decltype(zero);
-        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, chunk_log2, k, out);
+        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, chunk_log2, k,
+                             Trail(digest, fresh), out);
     });
 }
 

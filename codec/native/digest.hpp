@@ -34,4 +34,22 @@ class Digest {
     DigestState state_;
 };
 
+// Feeds a digest with an array from its first byte to its last, piece by piece, as somebody else goes through it and
+// has each piece in the cache.
+class Trail {
+  public:
+    Trail(Digest* digest, const void* begin) : digest_(digest), at_((const uint8_t*)begin) {}
+
+    // Everything before `end` that has not been hashed. Without a digest nothing.
+    void reach(const void* end) {
+        if (!digest_ || (const uint8_t*)end <= at_) return;
+        digest_->update(at_, (size_t)((const uint8_t*)end - at_));
+        at_ = (const uint8_t*)end;
+    }
+
+  private:
+    Digest* digest_;
+    const uint8_t* at_;
+};
+
 }  // namespace weightcast

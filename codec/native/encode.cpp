@@ -117,15 +117,26 @@ void write_streams(Workspace<T>& work, const Model& model, const uint64_t change
     write_words(out, first, end);
 }
 
+// Ends at the first segment that differs; the trail has reached it.
+template <class T>
+bool same(const T* base, const T* fresh, size_t count, Trail& trail) {
+    for (size_t i = 0; i < count; i += kSegment) {
+        const size_t here = std::min(kSegment, count - i);
+        if (std::memcmp(base + i, fresh + i, here * sizeof(T))) return false;
+        trail.reach(fresh + i + here);
+    }
+    return true;
+}
+
 }  // namespace
 
 template <class T>
 uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels,
-                      Workspace<T>& work, std::vector<uint8_t>& out) {
+                      Workspace<T>& work, Trail& trail, std::vector<uint8_t>& out) {
     const Sample sample = take_sample(base, fresh, count, field, kernels);
     const bool none = std::all_of(sample.changed, sample.changed + kMaxKeys / 2, [](uint32_t k) { return k == 0; });
     Writer writer(out);
-    if (none && std::memcmp(base, fresh, count * sizeof(T)) == 0) {  // ends at the first difference, if there is one
+    if (none && same(base, fresh, count, trail)) {
         writer.varint(0);
         if (count > kSegment) writer.varint(0);
         return 0;
@@ -142,6 +153,7 @@ uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, 
     for (size_t i = 0; i < count; i += kSegment) {
         const size_t lane = i / kSegment & 1, here = std::min(kSegment, count - i);
         kernels.scan(base + i, fresh + i, here, hazards, scan);
+        trail.reach(fresh + i + here);
         const Ahead ahead = {fresh + i + here, here == kSegment ? kBlock * sizeof(T) : 0};
         encode_events(work.lanes[lane], scan, hazards, kernels, found, ahead);
         collect(base + i, fresh + i, scan, found, work.changes, counts);
@@ -157,10 +169,10 @@ uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, 
 }
 
 template uint64_t encode_chunk(const uint8_t*, const uint8_t*, size_t, Field, const Kernels&, Workspace<uint8_t>&,
-                               std::vector<uint8_t>&);
+                               Trail&, std::vector<uint8_t>&);
 template uint64_t encode_chunk(const uint16_t*, const uint16_t*, size_t, Field, const Kernels&, Workspace<uint16_t>&,
-                               std::vector<uint8_t>&);
+                               Trail&, std::vector<uint8_t>&);
 template uint64_t encode_chunk(const uint32_t*, const uint32_t*, size_t, Field, const Kernels&, Workspace<uint32_t>&,
-                               std::vector<uint8_t>&);
+                               Trail&, std::vector<uint8_t>&);
 
 }  // namespace weightcast

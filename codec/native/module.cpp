@@ -28,17 +28,23 @@ Dtype dtype_of(int exponent_bits, int mantissa_bits) {
 
 nb::bytes to_bytes(const void* data, size_t size) { return nb::bytes(static_cast<const char*>(data), size); }
 
-// The body, how many elements differ, and the digest of the new ones.
-nb::tuple ulp_encode(const Source& base, const Source& fresh, int exponent_bits, int mantissa_bits, bool portable) {
+// The body, how many elements differ, and the digest of the new ones (nothing if not wanted).
+nb::tuple ulp_encode(const Source& base, const Source& fresh, int exponent_bits, int mantissa_bits, bool portable,
+                     bool wants_digest) {
     const Dtype d = dtype_of(exponent_bits, mantissa_bits);
     require(base.size() == fresh.size() && base.size() % (size_t)d.width == 0, "base and new differ in size");
     std::vector<uint8_t> body;
     uint64_t changed;
+    uint8_t digest[kDigestBytes];
     {
         nb::gil_scoped_release unlocked;
-        changed = encode_body(base.data(), fresh.data(), base.size() / (size_t)d.width, d, portable, body);
+        Digest of_fresh;
+        changed = encode_body(base.data(), fresh.data(), base.size() / (size_t)d.width, d, portable, body,
+                              wants_digest ? &of_fresh : nullptr);
+        of_fresh.finish(digest);
     }
-    return nb::make_tuple(to_bytes(body.data(), body.size()), changed);
+    return nb::make_tuple(to_bytes(body.data(), body.size()), changed,
+                          to_bytes(digest, wants_digest ? kDigestBytes : 0));
 }
 
 const char* name_of(Fault fault) {
@@ -112,7 +118,8 @@ nb::bytes patched_digest(const Source& base, int width, const Index& index, cons
 
 NB_MODULE(_native, m) {
     m.doc() = "weightcast codec kernels: arrays as bytes, every heavy loop without the GIL";
-    m.def("ulp_encode", &ulp_encode, "base"_a, "new"_a, "exponent_bits"_a, "mantissa_bits"_a, "portable"_a);
+    m.def("ulp_encode", &ulp_encode, "base"_a, "new"_a, "exponent_bits"_a, "mantissa_bits"_a, "portable"_a,
+          "digest"_a);
     m.def("ulp_changes", &ulp_changes, "body"_a, "count"_a);
     m.def("ulp_decode", &ulp_decode, "base"_a, "body"_a, "exponent_bits"_a, "mantissa_bits"_a, "index"_a, "bits"_a,
           "portable"_a, "digest"_a = true);

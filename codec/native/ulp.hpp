@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "digest.hpp"
 #include "kernels.hpp"
 
 namespace weightcast {
@@ -17,9 +18,9 @@ struct Dtype {
 bool is_supported(const Dtype& dtype);
 
 // Appends the body for base -> fresh to `out` and returns how many weights differ. With `portable` the kernels that
-// every processor has are used; the bytes are the same.
+// every processor has are used; the bytes are the same. `digest`, unless null, is fed with `fresh` on the way.
 uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
-                     std::vector<uint8_t>& out);
+                     std::vector<uint8_t>& out, Digest* digest = nullptr);
 
 // How many changes a body claims, and that its lengths agree with each other and with `count`. Reads a few bytes of
 // each chunk.
