@@ -29,7 +29,8 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
     Each frame pays some 150 bytes for its header, digests and model, which is much beside what one step changes in a
     tensor of 1 MB: 2 to 70 % more than in a large one, the less changed the more. Code many small tensors as one of
     16 MiB or more, ``torch.cat([t.flatten() for t in tensors])``; to the agents, groups are the same
-    (:func:`codec.encode_group`, of raw bits and without header).
+    (:func:`codec.encode_group`, of raw bits and without header). Whatever the bits, a frame is never larger than the
+    raw bytes and 64 more, and 5 for each chunk of 2**24 elements after the first.
 
     ``method`` is as in :func:`codec.encode_group`. ``dtype`` says what the bits of unsigned numpy arrays mean ("BF16",
     "F8_E4M3", ...). Raises :class:`InvalidInput`.
@@ -45,7 +46,10 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
 
 
 def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
-    """The frame that holds ``new`` itself, compressed. Arguments and errors as for :func:`encode_delta`."""
+    """The frame that holds ``new`` itself, compressed. Arguments, largest size and errors as for :func:`encode_delta`.
+
+    Past 21 dimensions each takes one byte more.
+    """
     info = _meaning(new, dtype)
     now = dtypes.to_bits(new)
     shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)
