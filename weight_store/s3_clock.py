@@ -15,15 +15,12 @@ from typing import Any
 from botocore.auth import AUTH_TYPE_MAPS, SIGV4_TIMESTAMP, S3SigV4Auth
 
 from weight_store.s3_errors import Place
+from weight_store.skew import TOLERATED_S, correction_s
 
 _log = logging.getLogger(__name__)
 
 _SIGNER = "weightcast-s3v4"
 _SKEW = "weightcast-skew"
-_TOLERATED_S = 60.0
-"""Less than that, and the clock is right: what was corrected before has been repaired."""
-_CREDIBLE_S = 86_400.0
-"""More than that, and there is no telling whose clock is wrong: the answer may as well be no S3 server's."""
 
 
 def _now() -> datetime.datetime:
@@ -75,14 +72,13 @@ class SigningClock:
             return
         try:
             told = email.utils.parsedate_to_datetime(str(http_response.headers.get("date")))
-            skew_s = (told - _now()).total_seconds()
+            skew_s = correction_s((told - _now()).total_seconds())
         except (TypeError, ValueError, OverflowError):
             return  # no date, or none with a time zone: the error's own sentence has to do
-        if abs(skew_s) > _CREDIBLE_S:
+        if skew_s is None:
             self._doubt(told)
             return
-        skew_s = skew_s if abs(skew_s) > _TOLERATED_S else 0.0
-        if abs(skew_s - self.skew_s) > _TOLERATED_S:
+        if abs(skew_s - self.skew_s) > TOLERATED_S:
             _log.warning(
                 "the clock of %s is %.0f s %s this machine's: requests are signed with its time from now on; "
                 "synchronise this machine's clock (NTP)",

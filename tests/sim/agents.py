@@ -257,7 +257,7 @@ class SimAgent:
             client=cast("Any", world.client(process, self.node)),
             engine=_Engine(self),
             pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0),
-            ambient=Ambient(clock=world.loop.time, sleep=process.sleep, draw=world.chance.random),
+            ambient=Ambient(clock=world.clock(self.node).count_s, sleep=process.sleep, draw=world.chance.random),
         )
         await self.agent.follow()
 

@@ -54,7 +54,7 @@ class SimCoordinator:
         self.process = process = Process(self.node)
         world = self._world
         ambient = Ambient(
-            clock=world.loop.time,
+            clock=world.clock(self.node).count_s,
             sleep=process.sleep,
             nonce=world.nonce,
             run_id=lambda: f"00000000-0000-4000-8000-{world.chance.getrandbits(48):012x}",

@@ -23,7 +23,7 @@ from rollout_agent import changelog, fetching, gate, presence, replaying, updati
 from rollout_agent.errors import DamagedObject
 from rollout_agent.replica import Replica
 from tests.rollout_agent import simdisk
-from tests.sim import collectors, world
+from tests.sim import clocks, collectors, world
 from tests.sim.network import Faults
 from tests.sim.simulation import Bias
 from tests.sim.store import Bucket
@@ -204,6 +204,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "afresh after a gap": Mutation(
         ((Replica, "_follow", _follow_by_deltas),), Bias(CALM, ("region_falls_behind",), full_every=1)
+    ),
+    "signing by the store's time": Mutation(
+        ((clocks, "correction_s", lambda _: 0.0),), Bias(CALM, ("clock_is_set", "coordinator_restarts"))
     ),
     "layouts stay": Mutation(
         ((collectors, "Collector", _ForgetsLayouts),),

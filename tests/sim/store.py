@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
 
+from tests.sim.clocks import EPOCH_S, Clock, Signer
 from tests.sim.loop import Process, SimLoop
 from tests.sim.network import Network, NoAnswer, Reply
 from weight_store.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreThrottled, StoreUnavailable
@@ -19,7 +20,6 @@ T = TypeVar("T")
 
 TIMEOUT_S = 3.0
 STALE_S = 3.0
-EPOCH_S = 1_700_000_000.0
 
 
 class Watcher(Protocol):
@@ -47,9 +47,13 @@ class Bucket:
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop = loop
-        self._store = MemoryStore(clock=lambda: EPOCH_S + loop.time())
+        self._store = MemoryStore(clock=self.date_s)
         self._heads: list[tuple[float, Blob]] = []
         self.watcher: Watcher | None = None
+
+    def date_s(self) -> float:
+        """The server's time (Unix seconds), which it tells in whole seconds, as S3 does."""
+        return EPOCH_S + int(self._loop.now_s)
 
     def read(self, key: str) -> bytes | None:
         """What lies at ``key``."""
@@ -107,6 +111,7 @@ class SimStore:
         network: Network,
         process: Process,
         node: str,
+        clock: Clock,
         chance: random.Random,
         note: Callable[[str], None],
         *,
@@ -117,6 +122,7 @@ class SimStore:
         self._network = network
         self._process = process
         self._node = node
+        self.signer = Signer(clock)
         self._chance = chance
         self._note = note
         self._distrust = distrust
@@ -184,7 +190,9 @@ class SimStore:
     async def _ask(self, what: str, key: str, effect: Callable[[], T]) -> T:
         def serve(reply: Reply) -> None:
             faults = self._network.faults
-            if self._network.happens(faults.unavailable):
+            if self.signer.is_refused(self._bucket.date_s()):
+                reply(StoreUnavailable(f"{key}: RequestTimeTooSkewed", key=key))
+            elif self._network.happens(faults.unavailable):
                 reply(StoreUnavailable(f"{key}: 500", key=key))
             elif self._network.happens(faults.throttled):
                 reply(StoreThrottled(f"{key}: 503 SlowDown", key=key))
@@ -233,7 +241,7 @@ class SimUpload:
                 raise
 
 
-def retried(store: SimStore, loop: SimLoop, process: Process, chance: random.Random) -> RetryingStore:
+def retried(store: SimStore, clock: Clock, process: Process, chance: random.Random) -> RetryingStore:
     """The store as agents have it."""
-    retrier = Retrier(RetryPolicy(), clock=loop.time, sleep=process.sleep, fraction=chance.random)
+    retrier = Retrier(RetryPolicy(), clock=clock.count_s, sleep=process.sleep, fraction=chance.random)
     return with_retry(store, retrier)  # type: ignore[arg-type]

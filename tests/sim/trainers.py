@@ -171,7 +171,7 @@ class SimRank:
             cast("Any", world.client(process, self.node)),
             emit,
             patience=Patience(sleep=process.sleep, fraction=world.chance.random),
-            clock=world.loop.time,
+            clock=world.clock(self.node).count_s,
             nonce=world.nonce,
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights
 from tests.sim.agents import SimAgent
+from tests.sim.clocks import Clock
 from tests.sim.collectors import MIN_AGE_S, SimCollector
 from tests.sim.coordinators import SimClient, SimCoordinator
 from tests.sim.errors import Defect, Violation
@@ -46,6 +47,7 @@ class World:
     launches: list[Launch] = field(default_factory=list)
     agents: list[SimAgent] = field(default_factory=list)
     collectors: list[SimCollector] = field(default_factory=list)
+    clocks: dict[str, Clock] = field(default_factory=dict)
     _lines: list[tuple[float, str]] = field(default_factory=list)
     _failure: BaseException | None = None
 
@@ -55,7 +57,7 @@ class World:
         self.full_every = self.chance.choice((0, 2, 3))
         self.network = Network(self.chance, self.note)
         self.bucket = Bucket(self.loop)
-        self.model = Model(self.bucket, MIN_AGE_S)
+        self.model = Model(self.bucket, MIN_AGE_S - 1.0)  # the store tells its time in whole seconds
         self.bucket.watcher = self._Watch(self)
         self._first = Training(MemoryStore(), specs=SPECS[0], seed=self.seed, aliases={}).weights
 
@@ -129,8 +131,17 @@ class World:
 
     def store(self, process: Process, node: str, *, distrust: Collection[str] = ()) -> RetryingStore:
         """The bucket as ``process`` sees it."""
-        found = SimStore(self.bucket, self.network, process, node, self.chance, self.note, distrust=frozenset(distrust))
-        return retried(found, self.loop, process, self.chance)
+        clock = self.clock(node)
+        found = SimStore(
+            self.bucket, self.network, process, node, clock, self.chance, self.note, distrust=frozenset(distrust)
+        )
+        return retried(found, clock, process, self.chance)
+
+    def clock(self, node: str) -> Clock:
+        """The clocks of a machine."""
+        if node not in self.clocks:
+            self.clocks[node] = Clock.draw(self.loop, self.chance)
+        return self.clocks[node]
 
     def client(self, process: Process, node: str) -> SimClient:
         """A coordinator's client."""
