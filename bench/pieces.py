@@ -2,32 +2,37 @@
 
 A mixture-of-experts model on 64 ranks: half of its pieces are whole expert matrices, each on the one rank that has that
 expert; the others are rows of matrices that all ranks share evenly, as FSDP cuts them. Prints CPU seconds, the peak of
-resident memory so far, and sizes, a step a line.
+resident memory so far, and sizes, a step a line: first of the records one by one, then of what coordinator, one rank
+and one agent do with them at the start, at a first full, and at the deltas after it.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gc
 import resource
+import tempfile
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
+from bench.sides import RUN, RUN_ID, AgentSide, CoordinatorSide, RankSide, Side, write_receipts
 from weight_store.boxes import Box
 from weight_store.grouping import resolve_layout
+from weight_store.keys import offer_key
 from weight_store.layout import Layout
-from weight_store.manifest import Manifest, seal
 from weight_store.offer import Offer
-from weight_store.position import GENESIS
-from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Receipt, group_ranges
+from weight_store.opening import open_store
+from weight_store.reading import read_layout
 from weight_store.records import pack, sha256_hex, unpack
-from weight_store.version import Open
 
 T = TypeVar("T")
 
 RANKS = 64
-RUN_ID = "00000000-0000-4000-8000-000000000000"
 EXPERTS_A_LAYER = 1024
 EXPERT = (512, 1024)
 """1 MiB of BF16, as in models with a thousand and more small experts a layer."""
@@ -68,27 +73,6 @@ def offer_of(rank: int, pieces: int) -> Offer:
     )
 
 
-def receipt_of(rank: int, layout: Layout, sha256: str) -> Receipt:
-    """A rank's report of a full at version 1, with digests of nothing."""
-    groups = layout.owned(rank)
-    sizes = tuple(group.nbytes for group in groups)
-    shard_bytes = len(SHARD_MAGIC) + sum(sizes)
-    return Receipt(
-        run_id=RUN_ID,
-        version=1,
-        rank=rank,
-        parent=GENESIS,
-        layout=sha256,
-        nonce="0" * 16,
-        shard_bytes=shard_bytes,
-        sizes=sizes,
-        changed=tuple(group.elements for group in groups),
-        digests="0" * 32 * len(groups),
-        full=tuple(range(len(groups))),
-        blocks="0" * 64 * -(-shard_bytes // BLOCK_BYTES),
-    )
-
-
 def timed(what: str, work: Callable[[], T]) -> T:
     """Do ``work`` and print what it took."""
     gc.collect()
@@ -101,8 +85,8 @@ def timed(what: str, work: Callable[[], T]) -> T:
     return result
 
 
-def measure(pieces: int) -> None:
-    """Go through the life of a layout and of a version of ``pieces`` pieces."""
+def measure_records(pieces: int) -> None:
+    """Go through the life of a layout, record by record."""
     print(f"{pieces} pieces on {RANKS} ranks: CPU seconds, peak of memory so far, size")
     offer = timed("one rank: make the offer", lambda: offer_of(0, pieces))
     raw = timed("one rank: write the offer", offer.to_bytes)
@@ -113,35 +97,64 @@ def measure(pieces: int) -> None:
     offers.clear()
     written = timed("layout: write", layout.to_bytes)
     packed = timed("layout: pack", lambda: pack(written))
-    sha256 = timed("layout: digest", lambda: sha256_hex(written))
+    timed("layout: digest", lambda: sha256_hex(written))
     layout = timed("layout: read", lambda: Layout.parse(unpack(packed)))
     timed("layout: groups", lambda: layout.groups)
-    receipts = [receipt_of(rank, layout, sha256) for rank in range(RANKS)]
-    reports = timed("all receipts: write", lambda: [receipt.to_bytes() for receipt in receipts])
-    parsed = timed("all receipts: read", lambda: [Receipt.parse(data) for data in reports])
-    opened = Open(
-        run_id=RUN_ID,
-        version=1,
-        term=1,
-        step=0,
-        ordinal=0,
-        parent=GENESIS,
-        layout=sha256,
-        world_size=RANKS,
-        write_id="0" * 16,
-    )
-    sealed = timed("manifest: seal", lambda: seal(opened, layout, list(zip(parsed, reports, strict=True)), None))
-    manifest = timed("manifest: write", sealed.to_bytes)
-    timed("manifest: read", lambda: Manifest.parse(manifest))
-    timed("all receipts: ranges of groups", lambda: [group_ranges(receipt, layout) for receipt in parsed])
     print(f"{len(layout.names)} tensors, {len(layout.piece_tensor)} pieces, {len(layout.groups)} groups")
+
+
+async def measure_sides(pieces: int, directory: Path) -> None:
+    """Publish three versions: a full, the first delta, and one as all later ones are."""
+    print(f"{'':<46}{'CPU':>9}{'memory':>12}{'peak':>12}")
+    store = open_store(f"file://{directory}")
+    with (
+        closing(Side(directory, partial(CoordinatorSide, ranks=RANKS))) as coordinator,
+        closing(Side(directory, partial(RankSide, rank=0))) as rank,
+        closing(Side(directory, AgentSide)) as agent,
+    ):
+        run_id, term = told(coordinator, "coordinator: take over", "take_over", "a")
+        for number in range(RANKS):
+            offer = offer_of(number, pieces).model_copy(update={"run_id": run_id, "term": term})
+            await store.create(offer_key(RUN, term, number), pack(offer.to_bytes()))
+        sha256 = told(coordinator, "coordinator: offers and layout", "agree")
+        layout = await read_layout(store, RUN, sha256)
+        own_offer = offer_of(0, pieces).model_copy(update={"run_id": run_id, "term": term}).to_bytes()
+        told(rank, "one rank: layout and plan", "settle", own_offer, sha256)
+        for ordinal, what in enumerate(("full", "first delta", "later delta")):
+            opened = told(coordinator, f"coordinator: {what}, open", "open", term, sha256, ordinal)
+            told(rank, f"one rank: {what}, find its pieces", "look_up")
+            told(rank, f"one rank: {what}, receipt", "report", opened)
+            digests = await write_receipts(store, layout, opened)
+            told(coordinator, f"coordinator: {what}, receipts and sealing", "seal", term, opened.version, digests)
+            if not ordinal:
+                told(agent, "one agent: full, layout, receipts and files", "join")
+                continue
+            told(agent, f"one agent: {what}, receipts", "load")
+            told(agent, f"one agent: {what}, choose groups", "choose")
+            told(agent, f"one agent: {what}, find their bytes", "find")
+            told(agent, f"one agent: {what}, digests", "record")
+    with closing(Side(directory, partial(CoordinatorSide, ranks=RANKS))) as restarted:
+        opened = told(restarted, "coordinator, restarted: open", "open", term, sha256, 3)
+        digests = await write_receipts(store, layout, opened)
+        told(restarted, "coordinator, restarted: receipts and sealing", "seal", term, opened.version, digests)
+    await store.close()
+
+
+def told(side: Side, what: str, method: str, *arguments: Any) -> Any:
+    """Call a side and print what it took."""
+    result, spent = side.call(method, *arguments)
+    print(f"{what:<46}{spent.cpu_s:7.2f} s{spent.now_mib:8.0f} MiB{spent.peak_mib:8.0f} MiB", flush=True)
+    return result
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m bench.pieces", description=__doc__)
     parser.add_argument("pieces", type=int, nargs="?", default=1_000_000)
-    measure(parser.parse_args().pieces)
+    pieces = parser.parse_args().pieces
+    measure_records(pieces)
+    with tempfile.TemporaryDirectory(prefix="weightcast-pieces-") as directory:
+        asyncio.run(measure_sides(pieces, Path(directory)))
 
 
 if __name__ == "__main__":
