@@ -7,7 +7,9 @@ of theirs, whatever their package makes of it (extra ``weightcast[fireworks]``).
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from codec import dtypes
 from codec.digest import digest
-from codec.errors import CorruptFrame, InvalidInput
+from codec.errors import CodecError, CorruptFrame, InvalidInput
 from codec.frame import apply_delta, encode_delta
 
 if TYPE_CHECKING:
@@ -40,8 +42,7 @@ def delta_compress(
     for tensor in (src, dst):
         _check_tensor(tensor)
     if name in PEER_FORMATS:
-        compressed, checksum = _peer().delta_compress(src=src, dst=dst, compression_format=name)
-        return compressed, checksum
+        return _peer_compress(name, src, dst)
     frame = encode_delta(src, dst, method=_method(name))
     return torch.frombuffer(bytearray(frame), dtype=torch.uint8), digest(dtypes.to_bits(dst)).hex()
 
@@ -57,7 +58,8 @@ def delta_decompress(
     """The tensor that ``compressed_diff`` makes of ``src``, on the device of ``src``, which stays as it is.
 
     arc_v3 is a pickle: whoever wrote the bytes can run code here. It is refused unless ``trust_pickle`` says that
-    they come from nobody else than yourself.
+    they come from nobody else than yourself. The checksum of the arc formats is their Adler-32: even one damaged bit
+    can get past it and give a wrong tensor, which that of our formats rules out.
     Raises :class:`CodecError` (a ``ValueError``), among them :class:`CorruptFrame` if the checksum differs.
     """
     name = _name(compression_format)
@@ -116,12 +118,33 @@ def _peer() -> Any:
         ) from None
 
 
-def _peer_decompress(name: str, src: torch.Tensor, compressed: torch.Tensor, checksum: str) -> torch.Tensor:
+def _peer_compress(name: str, src: torch.Tensor, dst: torch.Tensor) -> tuple[torch.Tensor, str]:
+    if src.dtype != dst.dtype:
+        raise InvalidInput(f"dtypes differ: src {src.dtype}, dst {dst.dtype}; convert one of them first")
+    if src.shape != dst.shape:
+        raise InvalidInput(f"shapes differ: src {tuple(src.shape)}, dst {tuple(dst.shape)}")
     peer = _peer()
-    try:
+    with _failing_as(InvalidInput, f"{name} cannot code these tensors"):
+        compressed, checksum = peer.delta_compress(src=src, dst=dst, compression_format=name)
+    return compressed, checksum
+
+
+def _peer_decompress(name: str, src: torch.Tensor, compressed: torch.Tensor, checksum: str) -> torch.Tensor:
+    _frame_of(compressed)
+    peer = _peer()
+    with _failing_as(CorruptFrame, f"{name} bytes do not decode"):
         result: torch.Tensor = peer.delta_decompress(
             src=src, compressed_diff=compressed, checksum=checksum, compression_format=name
         )
-    except (ValueError, RuntimeError, OSError, KeyError, TypeError) as error:
-        raise CorruptFrame(f"{name} bytes do not decode: {error}") from error
     return result
+
+
+@contextlib.contextmanager
+def _failing_as(kind: type[CodecError], what: str) -> Iterator[None]:
+    """Around one call of the peer's: whatever it raises becomes a ``kind``."""
+    try:
+        yield
+    # Foreign code over foreign libraries: zlib.error, zstd.Error and SafetensorError share no base but this one, and
+    # unpickling damaged bytes may raise anything.
+    except Exception as error:
+        raise kind(f"{what}: {type(error).__name__}: {error}") from error
