@@ -39,12 +39,7 @@ class Piece:
     def __post_init__(self) -> None:
         object.__setattr__(self, "global_shape", tuple(int(n) for n in self.global_shape))
         object.__setattr__(self, "offsets", tuple(int(n) for n in self.offsets))
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise InvalidPieces(
-                f"{str(self.name)[:80]!r} is not a tensor name: use 1 to 512 printable ASCII characters without spaces"
-            )
-        if self.name == METADATA:
-            raise InvalidPieces(f"{METADATA} is no tensor name: safetensors files keep their metadata under it")
+        check_tensor(self.name, self.global_shape)
         if type(self.tensor) not in (torch.Tensor, torch.nn.Parameter):
             raise InvalidPieces(
                 f"{self.name}: a piece holds a plain torch tensor, not {type(self.tensor).__name__}; "
@@ -52,8 +47,6 @@ class Piece:
             )
         if self.tensor.layout != torch.strided or self.tensor.is_quantized or self.tensor.is_meta:
             raise InvalidPieces(f"{self.name}: a sparse, quantised or meta tensor has no plain elements to publish")
-        if len(self.global_shape) > MAX_AXES:
-            raise InvalidPieces(f"{self.name} has {len(self.global_shape)} axes: tensors have 0 to {MAX_AXES}")
         if not self.box.inside(self.global_shape):
             raise InvalidPieces(f"{self.name}: box {self.box} lies outside its shape {list(self.global_shape)}")
 
@@ -61,6 +54,18 @@ class Piece:
     def box(self) -> Box:
         """The piece's box in checkpoint coordinates."""
         return Box(self.offsets, tuple(self.tensor.shape))
+
+
+def check_tensor(name: str, shape: Dims) -> None:
+    """Raise ``InvalidPieces`` if no tensor of this name or with so many axes can be published."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidPieces(
+            f"{str(name)[:80]!r} is not a tensor name: use 1 to 512 printable ASCII characters without spaces"
+        )
+    if name == METADATA:
+        raise InvalidPieces(f"{METADATA} is no tensor name: safetensors files keep their metadata under it")
+    if len(shape) > MAX_AXES:
+        raise InvalidPieces(f"{name} has {len(shape)} axes: tensors have 0 to {MAX_AXES}")
 
 
 class Row(NamedTuple):

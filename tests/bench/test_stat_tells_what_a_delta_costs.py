@@ -104,6 +104,25 @@ def test_what_does_not_belong_together_is_named(checkpoints: tuple[Path, Path], 
             stat(base, new)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "why"),
+    [
+        ("a b", (8,), "'a b' is not a tensor name: use 1 to 512 printable ASCII characters without spaces"),
+        ("a" * 600, (8,), f"'{'a' * 80}' is not a tensor name"),
+        ("w [red]x[/red]\x1b[31m", (8,), r"'w [red]x[/red]\x1b[31m' is not a tensor name"),
+        ("w", (1,) * 8 + (2,), "w has 9 axes: tensors have 0 to 8"),
+    ],
+)
+def test_tensors_that_could_not_be_published_are_one_sentence(
+    name: str, shape: tuple[int, ...], why: str, tmp_path: Path
+) -> None:
+    file = _save(tmp_path / "odd.safetensors", **{name: torch.ones(shape)})
+    with pytest.raises(MeasureError) as raised:
+        stat(file, file)
+    assert str(raised.value).startswith(f"these tensors could not be published: {why}")
+    assert str(raised.value).isprintable()
+
+
 def test_bad_input_is_one_sentence_and_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "text.safetensors").write_text("not a checkpoint")
     done = subprocess.run(

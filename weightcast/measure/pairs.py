@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 
 import codec
 from codec.dtypes import Bits
 from trainer_agent.checkpoint import open_checkpoint
+from trainer_agent.errors import InvalidPieces
+from trainer_agent.offering import make_offer
+from trainer_agent.piece import Row, check_tensor
 from weight_store.boxes import Box
 from weight_store.errors import LayoutError
 from weight_store.grouping import layer_order, resolve_layout
 from weight_store.layout import Group as LayoutGroup
 from weight_store.layout import Layout
-from weight_store.offer import Offer
 from weightcast.measure.errors import MeasureError
 
 
@@ -62,20 +63,13 @@ def groups(pairs: Sequence[Pair]) -> list[Group]:
 
 def _layout(pairs: Sequence[Pair]) -> Layout:
     try:
-        offer = Offer(
-            run_id=str(uuid.UUID(int=0)),
-            term=1,
-            rank=0,
-            world_size=1,
-            names=tuple(pair.name for pair in pairs),
-            dtypes=tuple(pair.dtype for pair in pairs),
-            itemsizes=tuple(pair.new.itemsize for pair in pairs),
-            shapes=tuple(pair.shape for pair in pairs),
-            offsets=tuple((0,) * len(pair.shape) for pair in pairs),
-            sizes=tuple(pair.shape for pair in pairs),
-        )
+        for pair in pairs:
+            check_tensor(pair.name, pair.shape)
+        rows = [Row(p.name, p.dtype, p.new.itemsize, p.shape, Box((0,) * len(p.shape), p.shape)) for p in pairs]
+        run_id = str(uuid.UUID(int=0))
+        offer = make_offer(rows, run_id=run_id, term=1, rank=0, world_size=1, frozen=(), aliases={})
         return resolve_layout([offer])
-    except (ValidationError, LayoutError) as error:
+    except (InvalidPieces, LayoutError) as error:
         raise MeasureError(f"these tensors could not be published: {error}") from None
 
 
