@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 def _make(options: argparse.Namespace) -> None:
     if options.steps < 1 or options.prompts < 1 or options.samples < 2 or not 0 < options.lr < 1:
         raise MeasureError("--steps and --prompts start at 1, --samples at 2, --lr lies between 0 and 1")
+    if options.rows < 0 or not 0 <= options.seed < 1 << 32:
+        raise MeasureError("--rows starts at 0, --seed lies between 0 and 2**32 - 1")
     if (options.out / "base.safetensors").exists():
         raise MeasureError(f"{options.out} holds deltas already: name another folder")
     layers = None if options.layers == "all" else _numbers(options.layers)
@@ -111,8 +113,12 @@ def _tiny(seed: int) -> tuple[nn.Module, Task, str]:
 
 
 def _smollm2(options: argparse.Namespace) -> tuple[nn.Module, Task, str]:
-    options.cache.mkdir(parents=True, exist_ok=True)
-    file = gguf.parse(smollm2.fetch(options.cache))
+    try:
+        options.cache.mkdir(parents=True, exist_ok=True)
+        raw = smollm2.fetch(options.cache)
+    except OSError as error:
+        raise MeasureError(f"the model cannot be kept in {options.cache}: {error}; name another --cache") from None
+    file = gguf.parse(raw)
     return smollm2.load(file, options.seed), smollm2.words(file), "SmolLM2-135M-Instruct, 4-bit grid dithered"
 
 

@@ -36,6 +36,27 @@ def test_a_wrong_call_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main([str(tmp_path / "x"), "--tiny", "--layers", "three"]) == 1
     assert "--layers is 'all' or numbers" in capsys.readouterr().err
     assert main([str(tmp_path / "x"), "--tiny", "--steps", "0"]) == 1
+    assert "--steps and --prompts start at 1" in capsys.readouterr().err
+    for option, number in (("--rows", "-5"), ("--seed", "-1"), ("--seed", str(1 << 99))):
+        assert main([str(tmp_path / "x"), "--tiny", option, number]) == 1
+        assert "--rows starts at 0, --seed lies between" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "folder"):
+        assert main([str(out), "--tiny", "--steps", "1"]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"make_deltas: {out / 'base.safetensors'} cannot be written: ")
+        assert len(said.splitlines()) == 1
+    assert main([str(tmp_path / "x"), "--cache", str(file)]) == 1
+    assert "name another --cache" in capsys.readouterr().err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "pure").touch()
+    assert main([str(tmp_path / "out"), "--tiny", "--steps", "1", "--regime", "pure"]) == 1
+    assert "step001.safetensors cannot be written: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("regime", REGIMES)

@@ -83,17 +83,16 @@ def read_step(deltas: DeltaSet, regime: str, step: int) -> list[Pair]:
 
 
 def write_base(path: Path, weights: Weights, note: str) -> None:
-    """Create the folder and its base."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Create the folder and its base. Raises :class:`MeasureError` if that cannot be written."""
     tensors = {
         name: torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16).reshape(weights.shapes[name])
         for name, bits in weights.bits.items()
     }
-    save_file(tensors, path / BASE_FILE, metadata={"note": note})
+    _save(path / BASE_FILE, tensors, {"note": note})
 
 
 def write_step(path: Path, regime: str, step: int, before: Weights, after: Weights) -> int:
-    """Write what ``step`` changed; returns the number of changed weights."""
+    """Write what ``step`` changed; returns the number of changed weights. Errors as for :func:`write_base`."""
     arrays: dict[str, torch.Tensor] = {}
     changed = 0
     for name, old in before.bits.items():
@@ -102,9 +101,16 @@ def write_step(path: Path, regime: str, step: int, before: Weights, after: Weigh
             arrays[f"{name}.index"] = torch.from_numpy(index.astype(np.int32))
             arrays[f"{name}.bits"] = torch.from_numpy(after.bits[name][index].view(np.int16))
             changed += index.size
-    (path / regime).mkdir(parents=True, exist_ok=True)
-    save_file(arrays, path / regime / f"step{step:03d}.safetensors", metadata={"parent": str(step - 1)})
+    _save(path / regime / f"step{step:03d}.safetensors", arrays, {"parent": str(step - 1)})
     return changed
+
+
+def _save(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path, metadata=metadata)
+    except (SafetensorError, OSError) as error:
+        raise MeasureError(f"{path} cannot be written: {error}") from None
 
 
 def _apply(path: Path, before: Mapping[str, codec.dtypes.Bits]) -> dict[str, codec.dtypes.Bits]:
