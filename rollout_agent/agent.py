@@ -261,8 +261,9 @@ class Agent:
 
     async def _look(self) -> None:
         if self._handing.locked():
-            # The engine may be reading the files as they are; only if it waits for a repair it gets one now.
-            if await self.replica.doubted():
+            # The engine may be reading the files as they are; only if it waits for a repair it gets one now: because it
+            # found them wrong, or because somebody removed what would let it in.
+            if self.replica.position is None or await self.replica.doubted():
                 await self.replica.check()
             return
         async with self._handing:
