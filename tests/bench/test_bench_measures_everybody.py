@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import codec
 from weightcast.commands.bench import command
 from weightcast.measure import bench, cases, picture, report
 from weightcast.measure.coders import OURS, Coded, Delta
@@ -102,6 +103,42 @@ def test_an_installed_peer_round_trips(peer: bench.Coder, make_pair: Callable[..
     assert coded.size > 0
     decoded = peer.decode(delta, coded, peer.before_decode(delta))
     assert all(np.array_equal(new, found) for new, found in peer.decoded(delta, decoded))
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # theirs
+def test_arc_v3_is_given_the_time_to_find_its_smallest_size(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = next(peer for peer in PEERS if peer.name == "ARCv3")
+    pairs = [make_pair("a", (300, 70), 500), make_pair("b", (3000,), 1000, seed=1)]
+    delta = Delta(pairs, groups(pairs))
+    if peer.refusal(delta):
+        pytest.skip("ARCv3 is not installed")
+    arc3 = pytest.importorskip("fireworks_delta_compression.backends.arc3")
+    monkeypatch.setattr(arc3, "_CANDIDATE_WAIT_MULTIPLIER", 0.0)
+    hurried = [peer.encode(delta, peer.before_encode(delta)) for _ in range(5)]
+    best = peer.smallest(delta, hurried[0])
+    assert best.size <= min(coded.size for coded in hurried)
+    assert {peer.smallest(delta, coded).size for coded in hurried} == {best.size}
+    assert arc3._CANDIDATE_WAIT_MULTIPLIER == 0.0
+    decoded = peer.decode(delta, best, peer.before_decode(delta))
+    assert all(np.array_equal(new, found) for new, found in peer.decoded(delta, decoded))
+
+
+def test_the_smallest_size_is_shown_and_that_payload_decoded(
+    make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Lucky(type(OURS[0])):  # type: ignore[misc]
+        def smallest(self, delta: Delta, coded: Coded) -> Coded:
+            return Coded(7, found or coded.payload)
+
+    found: list[codec.EncodedGroup] = []
+    pair = make_pair("w", (50,), 3)
+    monkeypatch.setattr(bench, "OURS", (Lucky("lucky", "ulp_v1"),))
+    assert bench.run([bench.Case("one", [pair])], budget=QUICK).cases[0].rows[0].size_bytes == 7
+    found = [codec.encode_group(pair.base, pair.base, "BF16")]
+    with pytest.raises(MeasureError, match="lucky does not reproduce the new weights"):
+        bench.run([bench.Case("one", [pair])], budget=QUICK)
 
 
 def test_a_coder_that_does_not_give_back_the_weights_is_an_error(

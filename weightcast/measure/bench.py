@@ -124,7 +124,7 @@ def _row(coder: Coder, delta: Delta, raw: int, changed: int, hash_s: float, budg
     if refusal is not None:
         return Row(coder.name, refusal)
     encoded = best_of(lambda state: coder.encode(delta, state), lambda: coder.before_encode(delta), _smaller, budget)
-    coded = encoded.result
+    coded = coder.smallest(delta, encoded.result)
     decoded = best_of(
         lambda state: coder.decode(delta, coded, state), lambda: coder.before_decode(delta), _never, budget
     )
@@ -144,7 +144,7 @@ def _row(coder: Coder, delta: Delta, raw: int, changed: int, hash_s: float, budg
 
 
 def _smaller(candidate: Coded, kept: Coded) -> bool:
-    """ARCv3 races a clock, so that its size differs from call to call: everybody gets their best."""
+    """Should a size differ from call to call, as that of ARCv3 does, everybody gets their best."""
     return candidate.size < kept.size
 
 

@@ -58,6 +58,10 @@ class Coder(ABC):
     def encode(self, delta: Delta, state: Any) -> Coded:
         """Code ``delta``."""
 
+    def smallest(self, delta: Delta, coded: Coded) -> Coded:
+        """What ``encode`` can make of ``delta`` at best, where that is luck; ``coded`` is the best it did make."""
+        return coded
+
     def before_decode(self, delta: Delta) -> Any:
         """What ``decode`` works on, made afresh for each call before the clock starts."""
         return None

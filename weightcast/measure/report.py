@@ -13,10 +13,10 @@ _LEGEND = (
     "Sizes hold everything sent; for ARC, the payloads alone. Speeds are GB of new weights a second of CPU time, best "
     "of several, one thread. ulp_v1, fields_v1, auto and PULSEPT1 hash the new weights with XXH3-128 in that time; "
     '"without digest" is encode / decode less the time of that hash on its own. Every row was decoded and compared bit '
-    "for bit. ARCv3's size differs from call to call, since its candidates race a clock: the smallest of at least "
-    "three calls is shown. The floor is the entropy of the changes given the old weights, one by one: exact for the "
-    "synthetic BF16, FP16 and FP8 deltas; for the others estimated from the delta itself, given the old exponents, and "
-    "too low where few weights changed."
+    "for bit. ARCv3's size differs from call to call by up to a fifth, since its candidates race a clock: one more "
+    "call waits for all of them, and the smallest is shown and decoded. The floor is the entropy of the changes given "
+    "the old weights, one by one: exact for the synthetic BF16, FP16 and FP8 deltas; for the others estimated from the "
+    "delta itself, given the old exponents, and too low where few weights changed."
 )
 
 
