@@ -78,10 +78,8 @@ class Ownership:
 
     def _make_dirs(self) -> None:
         places = self._places
-        for directory in (places.hidden, places.new, places.state):
+        for directory in (places.hidden, places.new, places.state, places.layouts, places.assets):
             self._disk.make_dir(directory)
-        for path in (places.layout("x"), places.asset("x")):
-            self._disk.make_dir(path.parent)
 
     def _lock(self) -> None:
         for path in self._places.agent_locks:

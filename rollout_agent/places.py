@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 INDEX = "model.safetensors.index.json"
@@ -69,7 +70,7 @@ def is_checkpoint_name(name: str) -> bool:
     return _CHECKPOINT.fullmatch(name) is not None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Places:
     """The paths of one agent; both directories absolute."""
 
@@ -82,22 +83,22 @@ class Places:
         model = model_dir.absolute()
         return cls(model, state_dir.absolute() if state_dir else model / ".weightcast" / "state")
 
-    @property
+    @cached_property
     def private(self) -> Path:
         """What engines do not look at."""
         return self.model / ".weightcast"
 
-    @property
+    @cached_property
     def owner(self) -> Path:
         """The run that the directory belongs to."""
         return self.private / "owner.json"
 
-    @property
+    @cached_property
     def whole(self) -> Path:
         """The mark that the directory is whole."""
         return self.private / "whole.json"
 
-    @property
+    @cached_property
     def digests(self) -> Path:
         """What each group of the version held should be."""
         return self.private / "digests.json"
@@ -106,47 +107,47 @@ class Places:
         """The layout by which :attr:`digests` is read."""
         return self.private / "layouts" / sha256
 
-    @property
+    @cached_property
     def serving(self) -> Path:
         """What the engine confirmed."""
         return self.private / "serving.json"
 
-    @property
+    @cached_property
     def gate_lock(self) -> Path:
         """Lock between engines and the agent."""
         return self.private / "gate.lock"
 
-    @property
+    @cached_property
     def gate_turn(self) -> Path:
         """Lock that gives a waiting agent its turn."""
         return self.private / "gate.turn"
 
-    @property
+    @cached_property
     def gate_doubt(self) -> Path:
         """Lock by which an engine that found files wrong asks the agent to look."""
         return self.private / "gate.doubt"
 
-    @property
+    @cached_property
     def hidden(self) -> Path:
         """Where index and config are while weights change."""
         return self.private / "hidden"
 
-    @property
+    @cached_property
     def new(self) -> Path:
         """Files in the making; on the model directory's file system."""
         return self.private / "new"
 
-    @property
+    @cached_property
     def agent_locks(self) -> tuple[Path, Path]:
         """Locks of the one agent: of its model directory and of its state directory."""
         return self.private / "agent.lock", self.state / "agent.lock"
 
-    @property
+    @cached_property
     def checkpoint(self) -> Path:
         """The state record."""
         return self.state / "state.json"
 
-    @property
+    @cached_property
     def pending(self) -> Path:
         """The state record of installed files that are not checkpointed."""
         return self.state / "pending.json"
@@ -155,10 +156,20 @@ class Places:
         """The log that leads to ``version``."""
         return self.state / f"change-{version:012d}.log"
 
+    @cached_property
+    def layouts(self) -> Path:
+        """Layouts kept for replay."""
+        return self.state / "layouts"
+
+    @cached_property
+    def assets(self) -> Path:
+        """Assets kept for restoring them."""
+        return self.state / "assets"
+
     def layout(self, sha256: str) -> Path:
         """A layout kept for replay."""
-        return self.state / "layouts" / sha256
+        return self.layouts / sha256
 
     def asset(self, sha256: str) -> Path:
         """An asset kept for restoring it."""
-        return self.state / "assets" / sha256
+        return self.assets / sha256

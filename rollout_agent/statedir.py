@@ -118,7 +118,7 @@ class StateDir:
             with self._reading:
                 self._remember(sha256, layout)
         # Also when it was there: whoever put it there may have ended before this.
-        self._disk.sync_dir(self._places.layout(sha256).parent)
+        self._disk.sync_dir(self._places.layouts)
 
     def settle(self, paths: Sequence[Path]) -> None:
         """Make logs durable that were found committed: their writer may have ended before they were."""
@@ -202,13 +202,13 @@ class StateDir:
         self.drop_copies(keep.checkpoint)
         needed = [keep.version, *(log.version for log in later)]
         layouts = {version.layout for version in needed}
-        for name in disk.names(self._places.layout("x").parent):
+        for name in disk.names(self._places.layouts):
             if name not in layouts:
                 with self._reading:
                     self._layouts.pop(name, None)
                 disk.remove(self._places.layout(name))
         kept = {asset.sha256 for version in needed for asset in version.assets}
-        for name in disk.names(self._places.asset("x").parent):
+        for name in disk.names(self._places.assets):
             if name not in kept:
                 disk.remove(self._places.asset(name))
 

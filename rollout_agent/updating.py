@@ -121,7 +121,7 @@ class Updater:
         for asset in await self._local(presence.missing_assets, holding.disk, holding.places, version.assets):
             data = await self._source.asset(asset)
             await self._local(presence.keep_asset, holding.disk, holding.places, asset, data)
-        await self._local(holding.disk.sync_dir, holding.places.asset("x").parent)
+        await self._local(holding.disk.sync_dir, holding.places.assets)
 
     # ---- one step by a log
 

@@ -150,16 +150,19 @@ class SimDisk:
         return f"boot-{self.volume.boot}"
 
     def is_volatile(self, path: Path) -> bool:
-        return any(root == path or root in path.parents for root in self.volatile)
+        return any(path.is_relative_to(root) for root in self.volatile)
 
     def make_dir(self, path: Path) -> None:
         self.alive()
-        self.volume.dirs.update((path, *path.parents))
+        if path not in self.volume.dirs:
+            self.volume.dirs.update((path, *path.parents))
 
     def names(self, path: Path) -> list[str]:
         self.alive()
-        entries = [*self.volume.names, *self.volume.dirs]
-        return sorted(found.name for found in entries if found.parent == path and found != path)
+        # As strings, which pathlib remembers: simulations ask this often, and making a parent's path is slow.
+        inside = f"{path}/".replace("//", "/")
+        rests = (str(found)[len(inside) :] for found in _under(self.volume, inside))
+        return sorted(rest for rest in rests if rest and "/" not in rest)
 
     def size(self, path: Path) -> int | None:
         self.alive()
@@ -253,6 +256,10 @@ class SimDisk:
         self.volume.pending.append((frozenset(directories), changed))
         if crashed and not before:
             self.end()
+
+
+def _under(volume: Volume, inside: str) -> list[Path]:
+    return [found for entries in (volume.names, volume.dirs) for found in entries if str(found).startswith(inside)]
 
 
 def _apply(names: dict[Path, Inode], changed: Mapping[Path, Inode | None]) -> None:

@@ -17,6 +17,10 @@ from typing import Any
 
 from tests.sim.errors import Killed, Stuck
 
+_Future = asyncio.Future
+_copy_context, _push, _pop = contextvars.copy_context, heapq.heappush, heapq.heappop
+_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
 TICK_S = 1e-6
 """What one round of the loop takes."""
 
@@ -74,9 +78,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._due: deque[_Call] = deque()
         self._timers: list[tuple[float, int, _Call]] = []
         self._numbers = itertools.count()
-        self._task_numbers = itertools.count()
+        self._tasks: list[SimTask] = []
+        self._crowd = 64
         self.defects: list[BaseException] = []
-        self.set_task_factory(_make_task)
         self.set_exception_handler(self._note_defect)
 
     def time(self) -> float:
@@ -87,7 +91,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Call:
         """See ``asyncio.loop``."""
-        found = _Call(0.0, callback, args, context or contextvars.copy_context())
+        found = _Call(0.0, callback, args, _copy_context() if context is None else context)
         self._due.append(found)
         return found
 
@@ -95,15 +99,18 @@ class SimLoop(asyncio.BaseEventLoop):
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Call:
         """See ``asyncio.loop``."""
-        found = _Call(when, callback, args, context or contextvars.copy_context())
-        heapq.heappush(self._timers, (when, next(self._numbers), found))
+        found = _Call(when, callback, args, _copy_context() if context is None else context)
+        _push(self._timers, (when, next(self._numbers), found))
         return found
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
     ) -> _Call:
         """See ``asyncio.loop``."""
-        return self.call_at(self.now_s + delay, callback, *args, context=context)
+        when = self.now_s + delay
+        found = _Call(when, callback, args, _copy_context() if context is None else context)
+        _push(self._timers, (when, next(self._numbers), found))
+        return found
 
     def _run_once(self) -> None:
         """Run rounds until somebody stops the loop; asyncio's own runs one and checks more than is of use here."""
@@ -111,26 +118,45 @@ class SimLoop(asyncio.BaseEventLoop):
         while not self._stopping:  # type: ignore[attr-defined]
             if not due:
                 while timers and timers[0][2].call is None:
-                    heapq.heappop(timers)
+                    _pop(timers)
                 if not timers:
                     raise Stuck("nothing is ready and nothing will ever be: a deadlock")
                 self.now_s = max(self.now_s, timers[0][0])
             # A little more than asked: code that waits for what is left of its time would wait for nothing, for ever.
-            self.now_s += TICK_S
-            while timers and timers[0][0] <= self.now_s:
-                due.append(heapq.heappop(timers)[2])
+            now_s = self.now_s = self.now_s + TICK_S
+            while timers and timers[0][0] <= now_s:
+                due.append(_pop(timers)[2])
             for _ in range(len(due)):
-                self._call(due.popleft())
+                found = due.popleft()
+                call = found.call
+                if call is None:
+                    continue
+                try:
+                    found.context.run(call, *found.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self._note_defect(self, {"exception": error})
 
-    def _call(self, found: _Call) -> None:
-        if found.call is None:
-            return
-        try:
-            found.context.run(found.call, *found.args)
-        except (SystemExit, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            self._note_defect(self, {"exception": error})
+    def create_task(  # type: ignore[override]
+        self, coro: Any, *, name: str | None = None, context: contextvars.Context | None = None
+    ) -> SimTask:
+        """See ``asyncio.loop``; the task belongs to the process in whose context it is made."""
+        task = SimTask(coro, loop=self, name=name, context=context)
+        if len(self._tasks) >= self._crowd:
+            self._tasks = self.running()
+            self._crowd = 2 * len(self._tasks) + 64
+        self._tasks.append(task)
+        process = _PROCESS.get() if context is None else context.get(_PROCESS)
+        if process is not None:
+            process.adopt(task)
+            if not process.alive:
+                task.cancel()
+        return task
+
+    def running(self) -> list[SimTask]:
+        """The tasks that have not ended: as ``asyncio.all_tasks``, which looks through those of every loop."""
+        return [task for task in self._tasks if not task.done()]
 
     def run_in_executor(self, executor: Any, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Run ``call`` here and now."""
@@ -148,7 +174,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def create_future(self) -> asyncio.Future[Any]:
         """See ``asyncio.loop``."""
-        return asyncio.Future(loop=self)
+        return _Future(loop=self)
 
     def _write_to_self(self) -> None:
         pass
@@ -233,17 +259,3 @@ class Process:
         """What production code is given as its sleep."""
         await asyncio.sleep(seconds)
         await self.turn()
-
-
-_PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
-
-
-def _make_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Future[Any]:
-    task = SimTask(work, loop=loop, **options)
-    context = options.get("context")
-    process = context.get(_PROCESS) if context is not None else _PROCESS.get()
-    if process is not None:
-        process.adopt(task)
-        if not process.alive:
-            task.cancel()
-    return task

@@ -91,7 +91,7 @@ def _end(world: World, loop: SimLoop) -> None:
             rank.link.closed = True
     for agent in world.agents:
         agent.disk.dead = True
-    while tasks := asyncio.all_tasks(loop):
+    while tasks := loop.running():
         for task in tasks:
             task.cancel()
         loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
