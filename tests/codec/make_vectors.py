@@ -18,7 +18,7 @@ import numpy as np
 
 import codec
 import codec.methods
-from codec import dtypes, reference
+from codec import dtypes, reference, reference_ulp, reference_ulp_encoder
 
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = FOLDER / "MANIFEST.json"
@@ -74,6 +74,29 @@ def streams(method: int, compressor: int) -> Callable[[], dict[str, object]]:
     return make
 
 
+def overtaken(count: int, chunk_log2: int | None = None) -> Callable[[], dict[str, object]]:
+    """A third of the weights is tiny, and a third of those is replaced: ulp_v1 with all its modes, in several segments.
+
+    With ``chunk_log2`` in such chunks, which only the reference makes, the second of them unchanged.
+    """
+
+    def make() -> dict[str, object]:
+        base = weights("BF16", count, 7)
+        base[6::3] = np.random.default_rng(8).integers(0, 40 << 7, base[6::3].size)
+        new = moved(base, 0.02, 9)
+        new[6::9] = weights("BF16", count, 10)[6::9]
+        if chunk_log2 is None:
+            payload = codec.encode_group(base, new, "BF16", method="ulp_v1").payload
+        else:
+            new[1 << chunk_log2 : 2 << chunk_log2] = base[1 << chunk_log2 : 2 << chunk_log2]
+            body = reference_ulp_encoder.encode(base, new, reference_ulp.Fields(16, 8, 7), chunk_log2=chunk_log2)
+            payload = bytes([codec.methods.ULP]) + body
+        assert payload[0] == codec.methods.ULP
+        return {"dtype": "BF16", "base": base, "new": new, "payload": payload}
+
+    return make
+
+
 def frame(dtype: str, full: bool, shape: tuple[int, ...]) -> Callable[[], dict[str, object]]:
     def make() -> dict[str, object]:
         base = weights(dtype, max(int(np.prod(shape)), 6), 5)[: int(np.prod(shape))]
@@ -92,6 +115,8 @@ VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     **{f"v1-planes-{d.lower()}": group(d, "planes") for d in ("BF16", "F16", "F32", "F64", "I32")},
     **{f"v1-fields-{d.lower()}": group(d, "fields_v1") for d in ("BF16", "F16", "F32", "F64", "F8_E4M3", "I8", "U64")},
     **{f"v1-ulp-{d.lower()}": group(d, "ulp_v1") for d in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2")},
+    "v1-ulp-lanes": overtaken(10_000),
+    "v1-ulp-chunks": overtaken(10_000, chunk_log2=12),
     **{f"v1-xor-{d.lower()}": group(d, "xor_planes", share=0.3) for d in ("BF16", "F8_E5M2", "I64", "F4")},
     **{f"v1-fields-compressor-{c}": streams(3, c) for c in range(4)},
     **{f"v1-planes-compressor-{c}": streams(2, c) for c in range(4)},

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import codec
-from codec import dtypes, header, methods, reference
+from codec import dtypes, header, methods, reference, reference_ulp, ulp
 
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = json.loads((FOLDER / "MANIFEST.json").read_text())
@@ -38,6 +38,14 @@ def test_every_method_has_vectors():
     assert covered == set(methods.BY_ID)
 
 
+def test_ulp_has_vectors_of_two_lanes_and_of_several_chunks():
+    bodies = {n: (FOLDER / f"{n}.payload").read_bytes()[1:] for n in MANIFEST if n.startswith("v1-ulp-")}
+    large = {n: body for n, body in bodies.items() if MANIFEST[n]["count"] > 2 * reference_ulp.SEGMENT}
+    chunks = {n: -(-MANIFEST[n]["count"] // (1 << body[1])) for n, body in large.items()}
+    assert 1 in chunks.values()
+    assert [large[n][1] for n, number in chunks.items() if number > 2] == [12]
+
+
 def test_both_kinds_of_frame_have_vectors():
     heads = [header.read((FOLDER / f"{n}.frame").read_bytes())[0] for n in MANIFEST if "frame" in n]
     assert {h.base_digest is None for h in heads} == {True, False}
@@ -53,7 +61,12 @@ def test_payload(name):
     buffer = base.copy()
     codec.apply_change(buffer, change)
     assert np.array_equal(buffer, new)
-    if payload[0] != methods.ULP:
+    if payload[0] == methods.ULP:
+        info = dtypes.find(entry["dtype"])
+        fields = reference_ulp.Fields(8 * info.item_bytes, info.exponent_bits, info.mantissa_bits)
+        assert np.array_equal(reference_ulp.decode(base, payload[1:], fields), new)
+        assert ulp.decode(base, payload[1:], entry["dtype"], new.size, portable=True).digest == codec.digest(new)
+    else:
         assert np.array_equal(reference.decode_payload(base, payload, entry["dtype"], entry["count"]), new)
 
 
