@@ -19,7 +19,7 @@ from coordinator.client import CoordinatorClient
 from coordinator.errors import CoordinatorError
 from coordinator.wire import AgentReport, ReplicaState
 from rollout_agent.engine import Engine, Staged
-from rollout_agent.errors import EngineRefused, RolloutError, RunError
+from rollout_agent.errors import EngineLoading, EngineRefused, RolloutError, RunError
 from rollout_agent.replica import Replica
 from weight_store.errors import ObjectNotFound, WeightStoreError
 from weight_store.position import Position
@@ -134,6 +134,8 @@ class Agent:
                     await self._announced()
                 except RunError:
                     raise
+                except EngineLoading as waits:
+                    _LOG.info("%s", waits)
                 except ObjectNotFound:
                     self._say(state="starting", error=f"run {self.run!r} is not in the bucket yet")
                     await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
@@ -150,6 +152,8 @@ class Agent:
 
     async def step(self) -> None:
         """Catch up once and hand over; what is due to be checkpointed is left to :meth:`follow`."""
+        async with self._handing:
+            pass  # what an engine may be reading is not replaced, so nothing is fetched in vain
         before, start_s = self.replica.position, self.ambient.clock()
         if before is None:
             self._say(state="fetching")
@@ -180,6 +184,7 @@ class Agent:
         self._say(state=state, staged=position, serving=serving, error=error)
 
     async def _load(self, position: Position, engine: Engine) -> Position | None:
+        await self.replica.tells(position)
         staged = Staged(self.run, position.version, self.replica.step or 0, Path(self.replica.model_dir))
         try:
             await engine.load(staged)
@@ -187,8 +192,10 @@ class Agent:
             _LOG.warning("version %d stays staged: %s", position.version, error)
             self._refused = (position, str(error))
             return None
+        finally:
+            self.replica.told()
         self._refused = None
-        if self.replica.upsets != self._upsets:
+        if self.replica.upsets != self._upsets or self.replica.position != position:
             _LOG.warning("weights were repaired while the engine loaded version %d", position.version)
             return None
         self.replica.confirm(position)

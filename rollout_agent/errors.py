@@ -15,7 +15,8 @@
     │   ├── DiskFull             free space; nothing was half applied
     │   └── DiskFailed           the disk did not do what it was asked: what it holds is not trusted
     ├── NotWhole                 no whole version in the directory (yet)
-    └── EngineRefused            the engine did not confirm: the version stays staged
+    ├── EngineRefused            the engine did not confirm: the version stays staged
+    └── EngineLoading            an engine may be reading the files: the next version waits for its answer
 
 Each class has a stable ``code`` (append only).
 """
@@ -105,3 +106,9 @@ class EngineRefused(RolloutError):
     """The engine's hook failed, answered with an error, or took too long."""
 
     code = "engine-refused"
+
+
+class EngineLoading(RolloutError):
+    """Another version would take the place of files that an engine was told of and may be reading."""
+
+    code = "engine-loading"

@@ -23,6 +23,7 @@ from rollout_agent.places import HIDDEN, Places
 from rollout_agent.replaying import stores_of
 from rollout_agent.state import State, Whole, kept_names, table_of
 from rollout_agent.statedir import Held, KeptLog, StateDir
+from rollout_agent.telling import Telling
 from rollout_agent.weights import Damage, Weights, misfits
 from weight_store.layout import Layout
 from weight_store.receipt import Asset
@@ -52,6 +53,7 @@ class Guarded:
         """The record of the files that the logs lead on from."""
         self.upsets = 0
         """How often weights were found wrong, or were lost, that engines may have loaded."""
+        self.telling = Telling()
         self.faults = Faults()
         self.records = StateDir(disk, places, self.faults)
         self.cancelled = threading.Event()

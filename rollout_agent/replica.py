@@ -131,6 +131,20 @@ class Replica:
         found = Serving(run_id=str(holding.run_id), position=position, boot_id=holding.disk.boot_id())
         save(holding.disk, holding.places.serving, found)
 
+    async def tells(self, position: Position) -> None:
+        """Note that an engine is about to be told of ``position``: no other version takes its place until :meth:`told`.
+
+        ``NotWhole`` if the directory does not hold that version, or not for engines to see.
+        """
+        async with self._updater.replacing:
+            if self.position != position or self._holding.unsettled:
+                raise NotWhole(f"{self.model_dir} holds {self.position or 'no whole version'} by now, not {position}")
+            self._holding.telling.begin(position)
+
+    def told(self) -> None:
+        """Note that the engine has answered, whatever it said: versions may go on."""
+        self._holding.telling.end()
+
     @property
     def model_dir(self) -> Path:
         """The directory with the weights."""
@@ -179,7 +193,7 @@ class Replica:
 
         Whatever is raised, the directory is at a whole version or hidden, and the next call goes on from there:
         ``StoreError`` and ``ObjectNotFound`` (no such run yet), ``FormatError`` and ``DamagedObject`` (the bucket is
-        damaged), ``DiskError``, ``WrongRun``, ``Rewind``.
+        damaged), ``DiskError``, ``WrongRun``, ``Rewind``, ``EngineLoading`` (see :meth:`tells`).
         """
         async with self._turn():
             await self._look()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
 from rollout_agent import beside, presence
@@ -51,6 +53,8 @@ class Updater:
         self._include = tuple(include)
         self._file_bytes = file_bytes
         self.fetcher = Fetcher(source.store, source.run, pool)
+        self.replacing = asyncio.Lock()
+        """Held while another version takes the place of the one held, and to begin to tell an engine of that."""
 
     async def advance(self, position: Position, *, afresh: bool = False) -> None:
         """Bring the holding to ``position``, which is not older than what it holds.
@@ -133,13 +137,24 @@ class Updater:
         wanted = {group.index for group in wanted_groups(hop.layout, weights.table.places.keys())}
         await self._keep(hop.version, hop.layout)
         writer = await self._local(holding.begin_log, hop.version)
-        try:
-            await self.fetcher.run(hop, wanted, weights.base, lambda group, change: writer.add(group.index, change))
-        except BaseException:
-            await self._discard(writer)
-            raise
         table = {index: hop.ranges[index].digest for index in wanted}
-        await self._local(holding.finish_log, writer, hop.version, hop.layout, table)
+        async with AsyncExitStack() as turn:
+            try:
+                await self.fetcher.run(hop, wanted, weights.base, lambda group, change: writer.add(group.index, change))
+                await turn.enter_async_context(self._replace())
+            except BaseException:
+                await self._discard(writer)
+                raise
+            await self._local(holding.finish_log, writer, hop.version, hop.layout, table)
+
+    @asynccontextmanager
+    async def _replace(self) -> AsyncIterator[None]:
+        """Inside the block another version may take the place of the one held; ``EngineLoading`` if none may now."""
+        async with self.replacing:
+            # What is hidden from engines is of no use to one that reads it.
+            if self._holding.whole:
+                self._holding.telling.check()
+            yield
 
     async def _discard(self, writer: LogWriter) -> None:
         # Not awaited in a thread: this also runs while a task is being cancelled.
@@ -179,7 +194,8 @@ class Updater:
             file_bytes=self._file_bytes,
             digests=b"".join(last.ranges[group.index].digest for group in groups).hex(),
         )
-        await self._local(holding.install, state, last.layout)
+        async with self._replace():
+            await self._local(holding.install, state, last.layout)
 
     def _prepare(self, table: FileTable, resume: bool) -> Weights:
         holding = self._holding
