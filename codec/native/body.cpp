@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "chunk.hpp"
+#include "spares.hpp"
 
 namespace weightcast {
 namespace {
@@ -30,7 +31,8 @@ template <class T>
 uint64_t encode_chunks(const T* base, const T* fresh, size_t count, Field field, int chunk_log2, const Kernels& kernels,
                        Trail trail, std::vector<uint8_t>& out) {
     const size_t chunk = (size_t)1 << chunk_log2, chunks = chunks_of(count, chunk_log2);
-    Workspace<T> work;
+    Spare<Workspace<T>> spare;
+    Workspace<T>& work = *spare;
     if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, work, trail, out) : 0;
     std::vector<uint8_t> bodies;
     std::vector<size_t> ends;

@@ -19,6 +19,7 @@ class Buffer {
     T* data() { return data_; }
     T* end() { return data_ + size_; }
     size_t size() const { return size_; }
+    size_t bytes() const { return room_ * sizeof(T); }
     T& operator[](size_t i) { return data_[i]; }
 
     void clear() { size_ = 0; }

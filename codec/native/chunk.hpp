@@ -13,12 +13,17 @@ struct LaneEvents {
     size_t used = 0;  // events up to the last change: skips after it are not coded
 };
 
-// Memory that an encoder takes along from chunk to chunk: fresh pages cost more than the work done in them.
+// Memory that an encoder takes along from chunk to chunk, and that is kept for the next call (spares.hpp).
 template <class T>
 struct Workspace {
     LaneEvents lanes[2];
     Changes<T> changes;
-    Buffer<uint32_t> words;
+    Buffer<uint32_t> words;  // of the values; those of a lane lie over its events
+
+    size_t bytes() const {
+        return lanes[0].events.bytes() + lanes[1].events.bytes() + changes.before.bytes() + changes.after.bytes() +
+               words.bytes();
+    }
 
     void clear() {
         for (LaneEvents& lane : lanes) lane.events.clear(), lane.base = 0, lane.used = 0;

@@ -11,10 +11,42 @@ constexpr size_t kRun = 256;
 
 size_t sample_stride(size_t count) { return std::clamp<size_t>(count >> 18, 1, 16); }
 
+// How often each exponent occurs. Eight counters of each, because neighbours often share an exponent and would wait for
+// each other's store; weights are read a word at a time.
+class Histogram {
+  public:
+    template <class T>
+    void add(const T* weights, size_t count, Field field) {
+        constexpr size_t kLanes = 8 / sizeof(T), kBits = 8 * sizeof(T);
+        const size_t mask = ((size_t)1 << field.exponent_bits) - 1;
+        const uint64_t lanes = mask * (UINT64_MAX / (T)-1);
+        size_t i = 0;
+        for (; i + 8 <= count; i += 8) {
+            for (size_t word = 0; word < 8 / kLanes; word++) {
+                uint64_t x;
+                std::memcpy(&x, weights + i + word * kLanes, 8);
+                x = x >> field.mantissa_bits & lanes;
+                for (size_t lane = 0; lane < kLanes; lane++) {
+                    seen_[word * kLanes + lane][x & 0xff]++;
+                    x >>= kBits % 64;
+                }
+            }
+        }
+        for (; i < count; i++) seen_[0][(size_t)(weights[i] >> field.mantissa_bits) & mask]++;
+    }
+
+    void sum(uint32_t out[kMaxKeys / 2]) const {
+        for (const auto& part : seen_)
+            for (size_t e = 0; e < kMaxKeys / 2; e++) out[e] += part[e];
+    }
+
+  private:
+    uint32_t seen_[8][kMaxKeys / 2] = {};
+};
+
 template <class T>
 Sample take_sample(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels) {
-    // Four counters, because neighbouring weights often share an exponent and would wait for each other's store.
-    uint32_t seen[4][kMaxKeys] = {};
+    Histogram seen;
     Sample sample;
     const size_t stride = sample_stride(count), mask = ((size_t)1 << field.exponent_bits) - 1;
     sample.complete = stride == 1;
@@ -31,13 +63,9 @@ Sample take_sample(const T* base, const T* fresh, size_t count, Field field, con
         for (size_t j = 0; j < kRun / 64; j++)
             for (uint64_t m = differ[j]; m; m &= m - 1)
                 sample.changed[(size_t)(base[i + j * 64 + (size_t)lowest_bit(m)] >> field.mantissa_bits) & mask]++;
-        size_t j = 0;
-        for (; j + 4 <= here; j += 4)
-            for (size_t part = 0; part < 4; part++) seen[part][base[i + j + part] >> field.mantissa_bits]++;
-        for (; j < here; j++) seen[0][base[i + j] >> field.mantissa_bits]++;
+        seen.add(base + i, here, field);
     }
-    for (size_t key = 0; key < kMaxKeys; key++)
-        for (size_t part = 0; part < 4; part++) sample.seen[key & mask] += seen[part][key];
+    seen.sum(sample.seen);
     return sample;
 }
 
@@ -69,9 +97,19 @@ void collect(const T* base, const T* fresh, const Scan& scan, const Found& found
     changes.after.set_end(after + found.count);
 }
 
-uint32_t* put_events(LaneEvents& lane, uint32_t* words, uint64_t states[2]) {
+// The words of some events, which lie over them.
+struct EventWords {
+    uint32_t *begin, *end;
+};
+
+// Encodes the events, last first, into the memory they take: an event has the size of two words and becomes one at most,
+// so that after n of them no write is more than n words below the end, and never below what is being read.
+EventWords put_events(LaneEvents& lane, uint64_t states[2]) {
+    static_assert(sizeof(Interval) == 2 * sizeof(uint32_t), "events and words share memory");
     const Interval* events = lane.events.data();
     size_t i = lane.used;
+    uint32_t* const end = (uint32_t*)(lane.events.data() + i);
+    uint32_t* words = end;
     uint64_t even = states[0], odd = states[1];
     if (i & 1) {
         i--;
@@ -84,7 +122,7 @@ uint32_t* put_events(LaneEvents& lane, uint32_t* words, uint64_t states[2]) {
     }
     states[0] = even;
     states[1] = odd;
-    return words;
+    return {words, end};
 }
 
 void write_words(std::vector<uint8_t>& out, const uint32_t* begin, const uint32_t* end) {
@@ -93,28 +131,28 @@ void write_words(std::vector<uint8_t>& out, const uint32_t* begin, const uint32_
     for (; begin < end; begin++, at += 4) store_u32(out.data() + at, *begin);
 }
 
-// Encodes the three streams and appends states, lengths and words.
+// Encodes the three streams and appends states, lengths and words. value_words: at most.
 template <class T>
-void write_streams(Workspace<T>& work, const Model& model, const uint64_t changes_of[2], std::vector<uint8_t>& out) {
-    // Each stream ends where the one written before it begins. Room for a word per put, and one that is not kept.
-    const size_t room = work.lanes[0].used + work.lanes[1].used + 3 * work.changes.before.size() + 1;
+void write_streams(Workspace<T>& work, const Model& model, size_t value_words, std::vector<uint8_t>& out) {
     work.words.clear();
-    work.words.reserve(room);
+    work.words.reserve(value_words + 1);
     uint64_t states[3][2];
     std::fill(&states[0][0], &states[0][0] + 6, kStateLow);
-    uint32_t* const end = work.words.data() + room;
-    uint32_t* const values = put_values(work.changes, model, end, states[2]);
-    uint32_t* const second = put_events(work.lanes[1], values, states[1]);
-    uint32_t* const first = put_events(work.lanes[0], second, states[0]);
-    const uint32_t* const edges[3] = {first, second, values};
+    uint32_t* const values_end = work.words.data() + value_words + 1;
+    uint32_t* const values = put_values(work.changes, model, values_end, states[2]);
+    EventWords of_lane[2];
     Writer writer(out);
-    for (int s = 0; s < 3; s++) {
-        if (s < 2 && !changes_of[s]) continue;
-        writer.varint(states[s][0] - kStateLow);
-        writer.varint(states[s][1] - kStateLow);
-        if (s < 2) writer.varint((uint64_t)(edges[s + 1] - edges[s]));
+    for (int i = 0; i < 2; i++) {
+        of_lane[i] = put_events(work.lanes[i], states[i]);
+        if (!work.lanes[i].used) continue;
+        writer.varint(states[i][0] - kStateLow);
+        writer.varint(states[i][1] - kStateLow);
+        writer.varint((uint64_t)(of_lane[i].end - of_lane[i].begin));
     }
-    write_words(out, first, end);
+    writer.varint(states[2][0] - kStateLow);
+    writer.varint(states[2][1] - kStateLow);
+    for (const EventWords& words : of_lane) write_words(out, words.begin, words.end);
+    write_words(out, values, values_end);
 }
 
 // Ends at the first segment that differs; the trail has reached it.
@@ -164,7 +202,7 @@ uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, 
     count_exponents(work.changes, model, counts);
     choose_values(counts, (int)sizeof(T) * 8, model);
     model.write(writer);
-    write_streams(work, model, changes_of, out);
+    write_streams(work, model, most_words(counts, model), out);
     return changes_of[0] + changes_of[1];
 }
 

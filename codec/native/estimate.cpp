@@ -22,11 +22,18 @@ int choose_lowest(const Sample& sample, int exponents) {
         changed[e + 1] = changed[e] + sample.changed[e];
         single[e + 1] = single[e] + choice_cost(sample.changed[e], sample.seen[e]);
     }
+    // Class 0 is what lies below an exponent, class 15 what lies from one on. Most exponents do not occur at all, and
+    // these two cost there what they cost one exponent before.
+    int64_t below[257] = {}, from[257] = {};
+    for (int e = 0; e <= exponents; e++) {
+        const bool again = e && seen[e] == seen[e - 1];
+        below[e] = again ? below[e - 1] : choice_cost(changed[e], seen[e]);
+        from[e] = again ? from[e - 1] : choice_cost(changed[exponents] - changed[e], seen[exponents] - seen[e]);
+    }
     std::vector<int64_t> costs;
     for (int lowest = 0; lowest + kClasses <= exponents; lowest++) {
         const int low = lowest + 1, high = lowest + kClasses - 1;
-        costs.push_back(choice_cost(changed[low], seen[low]) + single[high] - single[low] +
-                        choice_cost(changed[exponents] - changed[high], seen[exponents] - seen[high]));
+        costs.push_back(below[low] + single[high] - single[low] + from[high]);
     }
     const int64_t least = *std::min_element(costs.begin(), costs.end()), most = least + (least >> 11);
     return (int)(std::find_if(costs.begin(), costs.end(), [&](int64_t c) { return c <= most; }) - costs.begin());
@@ -36,9 +43,15 @@ int choose_lowest(const Sample& sample, int exponents) {
 int code_for(uint64_t k, uint64_t n) {
     const auto change = [](int code) { return (1ull << kSurvivalBits) - survival(kSurvival, hazard_of_code(code)); };
     const uint64_t seen = 8 * n + 8, wanted = (8 * k + 1) << (kSurvivalBits + 1);
-    int code = 1;
-    while (code < kHazardCodes - 1 && seen * (change(code) + change(code + 1)) < wanted) code++;
-    return code;
+    int low = 1, high = kHazardCodes - 1;  // change() grows with the code
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (seen * (change(middle) + change(middle + 1)) < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
 }
 
 struct Candidate {

@@ -55,6 +55,16 @@ void count_exponents(Changes<T>& changes, const Model& model, ValueCounts& count
     }
 }
 
+size_t most_words(const ValueCounts& counts, const Model& model) {
+    size_t words = 0;
+    for (int c = 0; c < kClasses; c++) {
+        const bool exponents = model.values[model.value_of[c]].mode == Mode::exponent;
+        for (int s = 0; s < kSymbols; s++)
+            words += (size_t)counts.step[c][s] * (exponents ? 3 : step_raw_bits(s) ? 2 : 1);
+    }
+    return words;
+}
+
 template <class T>
 uint32_t* put_values(Changes<T>& changes, const Model& model, uint32_t* words, uint64_t states[2]) {
     const ValueModel* by_key[kMaxKeys];

@@ -35,7 +35,11 @@ WC_INLINE Value step_value(T before, T after) {
 template <class T>
 void count_exponents(Changes<T>& changes, const Model& model, ValueCounts& counts);
 
-// Encodes the values, last first, below `words`; returns where the words begin. A value takes at most 3 words.
+// How many words the values can take: one a put.
+size_t most_words(const ValueCounts& counts, const Model& model);
+
+// Encodes the values, last first, below `words`, where there is room for most_words() and one that is not kept; returns
+// where the words begin.
 template <class T>
 uint32_t* put_values(Changes<T>& changes, const Model& model, uint32_t* words, uint64_t states[2]);
 

@@ -10,7 +10,7 @@ cxx=${2:-${CXX:-c++}}
 here=$(cd "$(dirname "$0")" && pwd)
 native=$here/../../../codec/native
 sanitize="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
-flags="-std=c++17 -Wall -Wextra -Werror ${FLAGS-$sanitize} -I$native"
+flags="-std=c++17 -pthread -Wall -Wextra -Werror ${FLAGS-$sanitize} -I$native"
 mkdir -p "$out"
 rm -f "$out"/*.o # a compilation that fails must not leave an older one to be linked
 files="body decode digest_portable encode estimate kernels_portable model patch tables values"

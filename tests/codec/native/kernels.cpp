@@ -7,8 +7,10 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "patch.hpp"
+#include "spares.hpp"
 // After digest.hpp, and scalar: what the digest is compared with has no vector instructions by hand.
 #define XXH_INLINE_ALL
 #define XXH_VECTOR 0
@@ -233,6 +235,34 @@ void check_patch(Random& random) {
     require(!count || !std::memcmp(room.get(), fresh.data(), fresh.size()), "scatter stored something else");
 }
 
+// As an encoder's memory: knows whether anybody else holds it.
+struct Kept {
+    size_t size = 0;
+    bool held = false;
+    size_t bytes() const { return size; }
+};
+
+// Holds up to `deep` at a time, which are all different; what is kept meanwhile stays within its bound.
+void hold_spares(Random& random, size_t deep) {
+    Spare<Kept> spare;
+    require(!(*spare).held, "a spare was given to two");
+    (*spare).held = true;
+    (*spare).size = std::max((*spare).size, below(random, kKeptBytes / 8 * 9));
+    if (deep) hold_spares(random, deep - 1);
+    require(kept_bytes <= kKeptBytes, "more is kept than may be");
+    (*spare).held = false;
+}
+
+void check_spares(Random& random) {
+    const uint64_t other_seed = random();
+    std::thread other([&] {
+        Random own(other_seed);
+        hold_spares(own, below(own, 4));
+    });
+    hold_spares(random, below(random, 100));
+    other.join();
+}
+
 const char* set_name() {
     if (&kernels(1, false) == &portable_kernels(1)) return "portable";
 #if defined(WEIGHTCAST_NEON)
@@ -249,7 +279,8 @@ int main(int argc, char** argv) {
     const uint64_t first = std::strtoull(argv[1], nullptr, 10), cases = std::strtoull(argv[2], nullptr, 10);
     for (seed = first; seed < first + cases; seed++) {
         Random random(seed);
-        for (auto check : {check_diff, check_scan, check_encode, check_decode, check_digest, check_patch}) check(random);
+        for (auto check : {check_diff, check_scan, check_encode, check_decode, check_digest, check_patch, check_spares})
+            check(random);
     }
     std::printf("%s: %llu cases\n", set_name(), (unsigned long long)cases);
     return 0;
