@@ -1,6 +1,8 @@
 """One run's objects in the bucket: reads them into views and writes the steps that decisions ask for.
 
-Only what can never change is cached. Nothing is listed: every key follows from the head.
+Only what can never change is cached. Nothing is listed: every key follows from the head. What is read here becomes
+durable: it is written back, sealed, or remembered for ever. So a record counts only once two readings of it agree, or
+one agrees with a digest that names it, with what was read last time, or with what this coordinator wrote.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from coordinator.decisions import (
     Step,
     Unreadable,
     View,
+    check_current,
     is_dead,
 )
 from weight_store.control import Control
 from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound, ObjectTooLarge, PreconditionFailed
+from weight_store.head import Head
 from weight_store.keys import (
     control_key,
     head_key,
@@ -41,7 +45,7 @@ from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.offer import Offer
 from weight_store.position import GENESIS, Position
-from weight_store.reading import read_head, read_manifest
+from weight_store.reading import read_agreed
 from weight_store.receipt import Receipt
 from weight_store.records import (
     MAX_COLUMNS_BYTES,
@@ -52,7 +56,7 @@ from weight_store.records import (
     unpack,
     unpacked_bytes,
 )
-from weight_store.store import Store
+from weight_store.store import Blob, Store
 from weight_store.version import Abort, Open
 
 T = TypeVar("T")
@@ -75,20 +79,24 @@ class RunBucket:
         self._layouts: Recent[str, Layout] = Recent(2)
         self._opens: Recent[tuple[str, int], Open] = Recent(64)
         self._aborts: Recent[tuple[str, int], Abort] = Recent(4096)
+        self._known: Recent[str, str] = Recent(256)  # SHA-256 by key
 
     async def view(self) -> tuple[View, str] | None:
         """Return what the bucket says and the head's ETag, or None if the run does not exist."""
+        key = head_key(self._run)
         try:
-            head, etag = await read_head(self._store, self._run)
+            blob = await self._read(key)
         except ObjectNotFound:
             return None
+        head = Head.parse(blob.data, key=key)
         current = None if head.position == GENESIS else await self.manifest(head.position)
+        check_current(head, current)
         version, given_up = head.position.version + 1, None
         while is_dead(head, slot := await self.slot(head.run_id, version)):
             if slot.opened is not None and slot.opened.term == head.term:
                 given_up = slot.opened
             version += 1
-        return View(head, current, slot, given_up), etag
+        return View(head, current, slot, given_up), blob.etag
 
     async def slot(self, run_id: str, version: int) -> Slot:
         """Read one version's opening and register; both may be absent."""
@@ -109,7 +117,7 @@ class RunBucket:
     async def _read_open(self, version: int) -> Open | None:
         key = open_key(self._run, version)
         try:
-            data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
+            data = (await self._read(key)).data
         except ObjectNotFound:
             return None
         opened = Open.parse(data, key=key)
@@ -120,7 +128,7 @@ class RunBucket:
     async def _read_register(self, version: int) -> Sealing | Abort | None:
         key = manifest_key(self._run, version)
         try:
-            data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
+            data = (await self._read(key)).data
         except ObjectNotFound:
             return None
         found = await self._parsed(_parse_register, data, key)
@@ -129,22 +137,29 @@ class RunBucket:
             raise FormatError(f"{key} decides version {held.version}")
         return found
 
-    async def manifest_bytes(self, version: int) -> bytes:
-        """Return a register as stored."""
-        return (await self._store.get(manifest_key(self._run, version), max_bytes=MAX_RECORD_BYTES)).data
+    async def manifest_bytes(self, position: Position) -> bytes:
+        """Return the manifest of a position as stored, verified."""
+        key = manifest_key(self._run, position.version)
+        data = (await self._read(key, position.sha256)).data
+        if sha256_hex(data) != position.sha256:
+            raise DigestMismatch(f"{key} is not the manifest of {position}: it was altered or damaged")
+        return data
 
     async def manifest(self, position: Position) -> Manifest:
         """Return the manifest of a position, verified."""
-        return self._manifests.get(position) or self._manifests.put(
-            position, await read_manifest(self._store, self._run, position)
-        )
+        known = self._manifests.get(position)
+        if known is not None:
+            return known
+        key = manifest_key(self._run, position.version)
+        found = await self._parsed(_parse_manifest, await self.manifest_bytes(position), key)
+        return self._manifests.put(position, found)
 
     async def layout(self, sha256: str) -> Layout:
         """Return a layout, verified. Not coalesced: callers ask under a lock or seldom."""
         found = self._layouts.get(sha256)
         if found is None:
             key = layout_key(self._run, sha256)
-            data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
+            data = (await self._read(key, max_bytes=MAX_COLUMNS_BYTES)).data
             found = self._layouts.put(sha256, await self._parsed(_parse_layout, data, key, unpacked_bytes(data)))
         return found
 
@@ -159,7 +174,7 @@ class RunBucket:
         """Return what a rank offers in a term, or None if it is not there."""
         key = offer_key(self._run, term, rank)
         try:
-            data = (await self._store.get(key, max_bytes=_LARGE_BYTES)).data
+            data = (await self._read(key, max_bytes=_LARGE_BYTES)).data
         except ObjectNotFound:
             return None
         except ObjectTooLarge:
@@ -168,7 +183,7 @@ class RunBucket:
             return await self._parsed(_parse_offer, data, key, unpacked_bytes(data))
         async with self._ambient.large:
             if data is None:
-                data = (await self._store.get(key, max_bytes=MAX_COLUMNS_BYTES)).data
+                data = (await self._read(key, max_bytes=MAX_COLUMNS_BYTES)).data
             return await self._parsed(_parse_offer, data, key, unpacked_bytes(data))
 
     async def write_layout(self, layout: Layout) -> str:
@@ -184,16 +199,11 @@ class RunBucket:
     async def receipt(self, version: int, rank: int, reported: str = "") -> tuple[Receipt, bytes] | Unreadable | None:
         """Return a rank's receipt and its bytes, why it cannot be read, or None if it is not there.
 
-        Sealing names it by the digest of what was read, so a body altered on its way here would make a version that
-        nobody can read. Hence what was read must agree with the SHA-256 that the rank ``reported``, or with a second
-        reading; two readings that differ count as not there yet.
+        ``reported``: the SHA-256 that the rank says its receipt has, which makes a second reading needless.
         """
         key = receipt_key(self._run, version, rank)
         try:
-            data = (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data
-            agreed = sha256_hex(data) == reported
-            if not agreed and data != (await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data:
-                return None
+            data = (await self._read(key, reported)).data
         except ObjectNotFound:
             return None
         except FormatError as error:  # larger than any receipt may be
@@ -234,13 +244,26 @@ class RunBucket:
                 # The marker first: a head without one would never be found by people.
                 with contextlib.suppress(PreconditionFailed):
                     await store.create(run_marker_key(run), b"")
-                await store.create(head_key(run), head.to_bytes())
+                await self._create(head_key(run), head.to_bytes())
             case ReplaceHead(head):
-                await store.replace(head_key(run), head.to_bytes(), etag=etag)
+                data = head.to_bytes()
+                self._known.put(head_key(run), sha256_hex(data))
+                await store.replace(head_key(run), data, etag=etag)
             case CreateOpen(opened):
-                await store.create(open_key(run, opened.version), opened.to_bytes())
+                await self._create(open_key(run, opened.version), opened.to_bytes())
             case CreateRegister(record):
-                await store.create(manifest_key(run, record.version), record.to_bytes())
+                await self._create(manifest_key(run, record.version), record.to_bytes())
+
+    async def _create(self, key: str, data: bytes) -> None:
+        self._known.put(key, sha256_hex(data))
+        await self._store.create(key, data)
+
+    async def _read(self, key: str, sha256: str = "", *, max_bytes: int = MAX_RECORD_BYTES) -> Blob:
+        """Read what may be acted upon; ``sha256``: of what should be there. See the module."""
+        known = (sha256, self._known.get(key) or "")
+        blob, found = await read_agreed(self._store, key, known, max_bytes=max_bytes)
+        self._known.put(key, found)
+        return blob
 
     async def _parsed(self, parse: Callable[[bytes, str], T], data: bytes, key: str, inside_bytes: int = 0) -> T:
         if max(len(data), inside_bytes) <= _SMALL_BYTES:
@@ -254,6 +277,13 @@ def _parse_register(data: bytes, key: str) -> Sealing | Abort:
         return Abort.parse(data, key=key)
     manifest = Manifest.parse(data, key=key)
     return Sealing(manifest, manifest.position(data))
+
+
+def _parse_manifest(data: bytes, key: str) -> Manifest:
+    manifest = Manifest.parse(data, key=key)
+    if parse_key(key).version != manifest.version:
+        raise FormatError(f"{key} describes version {manifest.version}")
+    return manifest
 
 
 def _parse_receipt(data: bytes, key: str) -> Receipt:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound
+from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound, StoreUnavailable
 from weight_store.head import Head
 from weight_store.keys import asset_key, head_key, layout_key, manifest_key, receipt_key, shard_key
 from weight_store.layout import Layout
@@ -16,13 +16,14 @@ from weight_store.manifest import Manifest, ReceiptRef
 from weight_store.position import Position
 from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Asset, GroupRange, Receipt
 from weight_store.records import MAX_COLUMNS_BYTES, MAX_RECORD_BYTES, sha256_hex, unpack
-from weight_store.store import Store
+from weight_store.store import Blob, Store
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 MAX_FETCH_BYTES = 32 << 20
 """Neighbouring groups are fetched in one request up to about this size."""
+_READINGS = 4
 
 
 async def read_head(store: Store, run: str) -> tuple[Head, str]:
@@ -33,6 +34,26 @@ async def read_head(store: Store, run: str) -> tuple[Head, str]:
     except ObjectNotFound as error:
         raise ObjectNotFound(f"there is no run {run!r} in this store: {error}") from None
     return Head.parse(blob.data, key=key), blob.etag
+
+
+async def read_agreed(
+    store: Store, key: str, known: Iterable[str] = (), *, max_bytes: int = MAX_RECORD_BYTES
+) -> tuple[Blob, str]:
+    """Return an object and its SHA-256 once two readings agree, or one has a SHA-256 that is ``known``.
+
+    For what is named by no digest, by whoever writes or deletes because of it: a bit that flips on the way once must
+    not become what the bucket says from then on. ``StoreUnavailable`` if no two readings agree.
+    """
+    seen = set(known)
+    for _ in range(_READINGS):
+        blob = await store.get(key, max_bytes=max_bytes)
+        found = sha256_hex(blob.data)
+        if found in seen:
+            return blob, found
+        seen.add(found)
+    raise StoreUnavailable(
+        f"{key} reads otherwise each time: memory, a proxy or the network between here and the store alters it", key=key
+    )
 
 
 async def read_verified(store: Store, key: str, sha256: str, *, max_bytes: int = MAX_RECORD_BYTES) -> bytes:
