@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _MAX_REFUSALS = 3
-"""How often files may be found wrong, each time in another record of the agent's: it writes one whenever it looked."""
+"""How often files may be found wrong, each time in another record of a version: the agent writes one when it looked."""
 
 
 @contextmanager
@@ -155,8 +155,9 @@ class Visitor:
         return False
 
     def _refuse(self, whole: Whole, found: dict[str, Stamp | None], faults: list[str]) -> None:
-        # Files that were only touched again say nothing about an agent.
-        looked = self._refused is None or self._refused[0] != whole
+        # Files that were only touched again say nothing about an agent, and a later version that it has not looked yet.
+        before = None if self._refused is None else self._refused[0]
+        looked = before is None or (before != whole and before.position == whole.position)
         self._refused = whole, found
         self._refusals += looked
         more = f" and {len(faults) - 1} more" if len(faults) > 1 else ""

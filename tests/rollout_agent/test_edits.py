@@ -550,6 +550,31 @@ async def test_an_agent_that_finds_nothing_ends_the_waiting(training: Training, 
         assert replica.faults.found_by_kind["working"] == 0
 
 
+async def test_versions_that_come_while_an_engine_waits_are_no_looks_at_what_it_found(
+    training: Training, tmp_path: Path
+) -> None:
+    """A step stores what changes and leaves the rest, a damaged header too, as it is."""
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        misspell(weight_files(tmp_path)[1])
+        visitor = Visitor(LocalDisk(), Places.of(tmp_path), verify=True)
+        for _ in range(5):
+            forge(tmp_path)
+            replica._holding._mark = load(LocalDisk(), Places.of(tmp_path).whole, Whole)
+            assert visitor.enter() is None
+            training.step(0.01)
+            await training.publish()
+            await replica.catch_up()
+        assert visitor.enter() is None
+        assert await replica.check()
+        entered = visitor.enter()
+        assert entered is not None
+        assert entered[1].position == training.position
+        entered[0].release()
+        visitor.stop_asking()
+
+
 def test_the_scrub_is_spread_and_bounded() -> None:
     pace = Pace(scrub_s=1000, scrub_bytes_per_s=50e6)
     assert pace.scrub_pause_s(1, 100) == 10
