@@ -32,6 +32,8 @@ from weight_store.gc import Collector
 from weight_store.gc.plan import Facts, Verdict
 from weight_store.head import Head
 from weight_store.keys import parse_key
+from weight_store.records import MAX_RECORD_BYTES, sha256_hex
+from weight_store.store import Blob, Store
 from weight_store.version import Abort
 
 
@@ -165,6 +167,11 @@ class _ForgetsLayouts(Collector):
         return verdicts
 
 
+async def _read_once(store: Store, key: str, known: Any = (), *, max_bytes: int = MAX_RECORD_BYTES) -> tuple[Blob, str]:
+    blob = await store.get(key, max_bytes=max_bytes)
+    return blob, sha256_hex(blob.data)
+
+
 CALM = Faults()
 
 MUTATIONS: Mapping[str, Mutation] = {
@@ -207,6 +214,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "signing by the store's time": Mutation(
         ((clocks, "correction_s", lambda _: 0.0),), Bias(CALM, ("clock_is_set", "coordinator_restarts"))
+    ),
+    "two readings of a coordinator": Mutation(
+        ((bucket, "read_agreed", _read_once),), Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts"))
     ),
     "layouts stay": Mutation(
         ((collectors, "Collector", _ForgetsLayouts),),
