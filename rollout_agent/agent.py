@@ -19,7 +19,7 @@ from coordinator.client import CoordinatorClient
 from coordinator.errors import CoordinatorError
 from coordinator.wire import AgentReport, ReplicaState
 from rollout_agent.engine import Engine, Staged
-from rollout_agent.errors import EngineLoading, EngineRefused, RolloutError, RunError
+from rollout_agent.errors import EngineLoading, EngineRefused, EngineSilent, RolloutError, RunError
 from rollout_agent.replica import Replica
 from weight_store.errors import ObjectNotFound, WeightStoreError
 from weight_store.position import Position
@@ -152,8 +152,7 @@ class Agent:
 
     async def step(self) -> None:
         """Catch up once and hand over; what is due to be checkpointed is left to :meth:`follow`."""
-        async with self._handing:
-            pass  # what an engine may be reading is not replaced, so nothing is fetched in vain
+        await self._ask_again()
         before, start_s = self.replica.position, self.ambient.clock()
         if before is None:
             self._say(state="fetching")
@@ -165,42 +164,64 @@ class Agent:
             apply_s = self.ambient.clock() - start_s
             _LOG.info("version %d (step %s) staged in %.2f s", position.version, self.replica.step, apply_s)
             self._say(state="staged", staged=position, error="", apply_s=apply_s)
+        try:
+            async with self._handing:
+                await self._hand_over(position)
+        finally:
+            self._stepped.set()
+
+    async def _ask_again(self) -> None:
+        """Get an answer from an engine that owes one, to this agent or an earlier one: it may be reading the files."""
         async with self._handing:
-            await self._hand_over(position)
-        self._stepped.set()
+            told, held = self.replica.telling, self.replica.position
+            if told is None or held is None:
+                return
+            if self.engine is None:
+                _LOG.warning("an engine was told of version %d and never answered; this agent has none", told.version)
+                self.replica.told()
+                return
+            self._refused = None
+            await self._hand_over(held)
 
     async def _hand_over(self, position: Position) -> None:
-        """Tell the engine, unless it serves this version or has refused it: then the next version tries again."""
+        """Tell the engine, unless it serves this version or has refused it: then the next version tries again.
+
+        Raises ``EngineSilent`` if it does not answer.
+        """
         if self.engine is not None and self.replica.upsets != self._upsets:
             _LOG.warning("weights were repaired or restored; the engine is asked to load version %d", position.version)
             self._refused = None
         self._upsets = self.replica.upsets
         serving, error = self.replica.serving, ""
-        if self.engine is not None and serving != position:
+        if self.engine is not None and (serving != position or self.replica.telling is not None):
             if self._refused is None or self._refused[0] != position:
-                serving = await self._load(position, self.engine) or serving
+                serving = await self._load(position, self.engine)
             error = self._refused[1] if self._refused is not None and self._refused[0] == position else ""
         state: ReplicaState = "serving" if serving == position else "staged"
         self._say(state=state, staged=position, serving=serving, error=error)
 
     async def _load(self, position: Position, engine: Engine) -> Position | None:
-        await self.replica.tells(position)
-        staged = Staged(self.run, position.version, self.replica.step or 0, Path(self.replica.model_dir))
+        inherit = await self.replica.tells(position)
+        staged = Staged(self.run, position.version, self.replica.step or 0, Path(self.replica.model_dir), inherit)
+        self._refused = None
         try:
             await engine.load(staged)
+        except EngineSilent as error:
+            raise EngineSilent(f"version {position.version} stays until its engine answers: {error}") from None
         except EngineRefused as error:
             _LOG.warning("version %d stays staged: %s", position.version, error)
             self._refused = (position, str(error))
-            return None
-        finally:
-            self.replica.told()
-        self._refused = None
+        else:
+            self._confirm(position)
+        self.replica.told()
+        return self.replica.serving
+
+    def _confirm(self, position: Position) -> None:
         if self.replica.upsets != self._upsets or self.replica.position != position:
             _LOG.warning("weights were repaired while the engine loaded version %d", position.version)
-            return None
+            return
         self.replica.confirm(position)
         _LOG.info("version %d is serving", position.version)
-        return position
 
     async def _announced(self) -> None:
         """Return when the head may have moved: told by the coordinator, or after a while."""
@@ -294,11 +315,12 @@ class Agent:
                         await self._hand_over(position)
                 except RolloutError as error:
                     _LOG.warning("the engine is not told yet: %s", error)
+                    self._say(error=str(error))
 
     def _is_untold(self, position: Position) -> bool:
         """Whether the engine should load ``position``, which it does not serve and has not refused as it is."""
-        if self.engine is None or self.replica.serving == position:
-            return False
+        if self.engine is None or self.replica.serving == position or self.replica.telling is not None:
+            return False  # one that owes an answer is asked again before the next version is
         return self.replica.upsets != self._upsets or self._refused is None or self._refused[0] != position
 
     # ---- reports

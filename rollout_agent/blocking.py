@@ -65,6 +65,10 @@ class BlockingReplica:
         """See :meth:`Replica.repair`."""
         self._wait(self._replica.repair())
 
+    def told(self) -> None:
+        """See :meth:`Replica.told`."""
+        self._loop.call_soon_threadsafe(self._replica.told)
+
     def checkpoint(self, *, force: bool = False) -> None:
         """See :meth:`Replica.checkpoint`."""
         self._wait(self._replica.checkpoint(force=force))

@@ -81,7 +81,11 @@ class Mapped(Protocol):
 
 
 class Lock(Protocol):
-    """A lock that is held until it is released or its process ends."""
+    """A lock that is held until it is released, or its process and all that inherited :attr:`descriptor` have ended."""
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open file that carries it; None if no process can inherit it."""
 
     def in_place(self) -> bool:
         """Whether the path still leads to the locked file: else others lock another one."""

@@ -1,7 +1,9 @@
 """Telling an engine that a version is staged, and learning whether it serves it.
 
-An :class:`Engine` is called after the gate has been opened again, and the agent changes nothing until it answers; so an
-engine may load straight from the directory while it is being called, and at any other time through the gate.
+An :class:`Engine` is called after the gate has been opened again, and no other version takes the place of the one that
+it is told of until it answers; so an engine may load straight from the directory while it is being called, and at any
+other time through the gate. Only an answer ends that, not the agent's own end nor its patience: an engine that does not
+answer is told again, by the next agent too. So one that is told while it loads still must not answer before it is done.
 """
 
 from __future__ import annotations
@@ -19,13 +21,15 @@ from typing import Protocol
 import httpx
 
 from rollout_agent.commandline import split_command
-from rollout_agent.errors import EngineRefused
+from rollout_agent.errors import EngineRefused, EngineSilent
 
 _LOG = logging.getLogger(__name__)
 
 _TAIL_BYTES = 400
 _SECRETS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
 """Variables of the agent that its engine has no use for."""
+_FROM_PROXIES = frozenset({502, 504})
+"""What a proxy says when the one behind it has not answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +40,22 @@ class Staged:
     version: int
     step: int
     path: Path
+    inherit: tuple[int, ...] = ()
+    """Open files to be inherited by a process that loads it, so that it is known to run when the agent has ended."""
 
 
 class Engine(Protocol):
     """Whatever serves the weights."""
 
     async def load(self, staged: Staged) -> None:
-        """Return once the engine serves ``staged``; raise ``EngineRefused`` if it does not."""
+        """Return once the engine serves ``staged``; raise ``EngineRefused`` if it does not.
+
+        ``EngineSilent`` if it cannot be told whether it is loading: it is told again.
+        """
 
 
 class CommandEngine:
-    """Runs a command for each version; exit status 0 confirms.
+    """Runs a command for each version; exit status 0 confirms, another one refuses. One that hangs is ended.
 
     ``{version}``, ``{path}``, ``{step}`` and ``{run}`` in it are filled in. The command is split as a shell would
     split it, but no shell runs it: ``EngineRefused`` for one that has a shell's operators in it.
@@ -67,6 +76,7 @@ class CommandEngine:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=staged.inherit,
                 env={name: value for name, value in os.environ.items() if name not in _SECRETS},
             )
         except OSError as error:
@@ -76,7 +86,7 @@ class CommandEngine:
                 output = await _drain(process)
                 status = await process.wait()
         except TimeoutError:
-            raise EngineRefused(f"{argv[0]} did not end within {self._timeout_s:g} s") from None
+            raise EngineSilent(f"{argv[0]} did not answer: it did not end within {self._timeout_s:g} s") from None
         finally:
             await _end(process)
         tail = output.decode("utf-8", "replace").strip()
@@ -87,7 +97,7 @@ class CommandEngine:
 
 
 class NotifyEngine:
-    """POSTs ``{run, version, path, step}`` to a URL for each version; any 2xx confirms."""
+    """POSTs ``{run, version, path, step}`` to a URL for each version; any 2xx confirms, 502 and 504 are no answer."""
 
     def __init__(self, url: str, *, timeout_s: float = 600, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._url = url
@@ -98,8 +108,12 @@ class NotifyEngine:
         body = {"run": staged.run, "version": staged.version, "path": str(staged.path), "step": staged.step}
         try:
             answer = await self._client.post(self._url, json=body)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
+        except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise EngineRefused(f"{self._where} does not answer: {type(error).__name__}") from None
+        except httpx.HTTPError as error:
+            raise EngineSilent(f"{self._where} did not answer: {type(error).__name__}") from None
+        if answer.status_code in _FROM_PROXIES:
+            raise EngineSilent(f"{self._where} answered {answer.status_code}: no word of the engine behind it")
         if not answer.is_success:
             raise EngineRefused(f"{self._where} answered {answer.status_code} to version {staged.version}")
 

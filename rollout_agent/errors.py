@@ -16,6 +16,7 @@
     │   └── DiskFailed           the disk did not do what it was asked: what it holds is not trusted
     ├── NotWhole                 no whole version in the directory (yet)
     ├── EngineRefused            the engine did not confirm: the version stays staged
+    │   └── EngineSilent         it did not answer and may be loading still: nothing changes before it does
     └── EngineLoading            an engine may be reading the files: the next version waits for its answer
 
 Each class has a stable ``code`` (append only).
@@ -103,9 +104,15 @@ class NotWhole(RolloutError):
 
 
 class EngineRefused(RolloutError):
-    """The engine's hook failed, answered with an error, or took too long."""
+    """The engine's hook failed or answered with an error: it does not load this version now."""
 
     code = "engine-refused"
+
+
+class EngineSilent(EngineRefused):
+    """The engine was reached and did not answer: it may be loading, and is told again until it answers."""
+
+    code = "engine-silent"
 
 
 class EngineLoading(RolloutError):

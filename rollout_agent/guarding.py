@@ -53,7 +53,7 @@ class Guarded:
         """The record of the files that the logs lead on from."""
         self.upsets = 0
         """How often weights were found wrong, or were lost, that engines may have loaded."""
-        self.telling = Telling()
+        self.telling = Telling(disk, places)
         self.faults = Faults()
         self.records = StateDir(disk, places, self.faults)
         self.cancelled = threading.Event()

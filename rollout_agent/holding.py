@@ -57,6 +57,7 @@ class Holding(Guarded):
     def open(self) -> None:
         """Take the directory; see :meth:`Ownership.take`."""
         self._owner.take()
+        self.telling.recall(self.run_id)
 
     def claim(self, run_id: str) -> None:
         """Make the directory belong to this run; see :meth:`Ownership.claim`."""
@@ -66,6 +67,7 @@ class Holding(Guarded):
         """Release everything. Calling it twice is allowed."""
         self.cancelled.set()
         self._forget()
+        self.telling.leave()
         self._owner.release()
 
     # ---- recovery

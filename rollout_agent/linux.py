@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,11 +82,16 @@ def copy_some(source: int, target: int, at: int, count: int) -> int:
 
 
 class Flock:
-    """A lock held on an open file, until it is released or the process ends."""
+    """A lock held on an open file, until it is released or no process has that open any more."""
 
     def __init__(self, file: int, path: Path) -> None:
         self._file: int | None = file
         self._path = path
+
+    @property
+    def descriptor(self) -> int | None:
+        """The open file."""
+        return self._file
 
     def in_place(self) -> bool:
         """Whether the path still leads to the locked file."""
@@ -99,4 +105,6 @@ class Flock:
         """Let go. Calling it twice is allowed."""
         file, self._file = self._file, None
         if file is not None:
+            # A process that inherited the open file would keep the lock beyond this.
+            fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)

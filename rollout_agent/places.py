@@ -12,9 +12,11 @@
             digests.json    what each group of that version should be, for whoever checks the files
             layouts/        the layout that says what a group is
             serving.json    which version the engine confirmed last
+            told.json       which version an engine was told of and has not answered to
             gate.lock       flock: shared while an engine loads, exclusive while weights change
             gate.turn       flock: a waiting agent holds it, so that readers cannot starve it
             gate.doubt      flock: shared while an engine waits that found files wrong, so that the agent looks
+            gate.told       flock: exclusive while a command runs that was told of a version, its agent alive or not
             agent.lock      flock: one agent a model directory, whatever state directory it was told
             hidden/         index and config.json while weights change
             new/            files of a version that is not committed yet
@@ -113,6 +115,11 @@ class Places:
         return self.private / "serving.json"
 
     @cached_property
+    def told(self) -> Path:
+        """What an engine was told and has not answered to."""
+        return self.private / "told.json"
+
+    @cached_property
     def gate_lock(self) -> Path:
         """Lock between engines and the agent."""
         return self.private / "gate.lock"
@@ -126,6 +133,11 @@ class Places:
     def gate_doubt(self) -> Path:
         """Lock by which an engine that found files wrong asks the agent to look."""
         return self.private / "gate.doubt"
+
+    @cached_property
+    def gate_told(self) -> Path:
+        """Lock of a command that was told of a version: it may read the files also when its agent has ended."""
+        return self.private / "gate.told"
 
     @cached_property
     def hidden(self) -> Path:

@@ -55,7 +55,7 @@ def mark(disk: Disk, places: Places, names: Iterable[str]) -> dict[str, Stamp]:
 def record(disk: Disk, places: Places, whole: Whole, state: State, layout: Layout, *, afresh: bool = False) -> None:
     """Say what the directory holds, then let engines in; see :func:`record_digests`."""
     record_digests(disk, places, state, layout, afresh=afresh)
-    _put(disk, places.whole, seal(whole))
+    put(disk, places.whole, seal(whole))
 
 
 def record_digests(disk: Disk, places: Places, state: State, layout: Layout, *, afresh: bool = False) -> None:
@@ -66,8 +66,8 @@ def record_digests(disk: Disk, places: Places, state: State, layout: Layout, *, 
         for name in disk.names(kept.parent):
             if name != kept.name:
                 disk.remove(kept.parent / name)
-        _put(disk, kept, pack(layout.to_bytes()))
-    _put(disk, places.digests, seal(state))
+        put(disk, kept, pack(layout.to_bytes()))
+    put(disk, places.digests, seal(state))
 
 
 def misplaced(disk: Disk, places: Places, version: Version, index: bytes) -> list[str]:
@@ -112,10 +112,11 @@ def _place(disk: Disk, places: Places, name: str, data: bytes) -> None:
     if name in HIDDEN and _has(disk, hidden, len(data), sha256):
         disk.rename(hidden, target)
     else:
-        _put(disk, target, data)
+        put(disk, target, data)
 
 
-def _put(disk: Disk, path: Path, data: bytes) -> None:
+def put(disk: Disk, path: Path, data: bytes) -> None:
+    """Replace a file atomically, for this boot."""
     # Not synced: after a power loss whole.json belongs to another boot, and all of this is placed again.
     temporary = path.with_name(path.name + ".tmp")
     file = disk.append(temporary)

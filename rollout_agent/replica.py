@@ -131,18 +131,25 @@ class Replica:
         found = Serving(run_id=str(holding.run_id), position=position, boot_id=holding.disk.boot_id())
         save(holding.disk, holding.places.serving, found)
 
-    async def tells(self, position: Position) -> None:
+    @property
+    def telling(self) -> Position | None:
+        """The version that an engine was told of and has not answered to, also across restarts within one boot."""
+        return self._holding.telling.position
+
+    async def tells(self, position: Position) -> tuple[int, ...]:
         """Note that an engine is about to be told of ``position``: no other version takes its place until :meth:`told`.
 
-        ``NotWhole`` if the directory does not hold that version, or not for engines to see.
+        Returns file descriptors for a process to inherit that loads it. Raises ``NotWhole`` if the directory does not
+        hold that version, or not for engines to see, and ``EngineSilent`` while one that an earlier agent told loads.
         """
+        holding = self._holding
         async with self._updater.replacing:
-            if self.position != position or self._holding.unsettled:
+            if self.position != position or holding.unsettled:
                 raise NotWhole(f"{self.model_dir} holds {self.position or 'no whole version'} by now, not {position}")
-            self._holding.telling.begin(position)
+            return await self._local(holding.telling.begin, str(holding.run_id), position)
 
     def told(self) -> None:
-        """Note that the engine has answered, whatever it said: versions may go on."""
+        """Note that the engine has answered, whatever it said, or loads no more: versions may go on."""
         self._holding.telling.end()
 
     @property

@@ -74,6 +74,16 @@ class Serving(Record):
     boot_id: str
 
 
+class Told(Record):
+    """``told.json``: the version that an engine was told of, in which boot; there only until it has answered."""
+
+    FORMAT: ClassVar[str] = "weightcast.replica-told"
+
+    run_id: Uuid
+    position: Position
+    boot_id: str
+
+
 class State(Record):
     """``state.json``, ``pending.json`` and ``digests.json``: complete files and what they hold.
 

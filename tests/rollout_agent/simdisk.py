@@ -271,6 +271,8 @@ def _apply(names: dict[Path, Inode], changed: Mapping[Path, Inode | None]) -> No
 
 
 class SimLock:
+    descriptor = None
+
     def in_place(self) -> bool:
         return True
 
