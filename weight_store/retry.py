@@ -165,8 +165,12 @@ class RetryingStore:
         await self._retrier.call(lambda: self._store.read_into(key, offset, buffer))
 
     async def create(self, key: str, data: bytes) -> str:
-        """See :meth:`~weight_store.store.Store.create`; a write of ours whose reply was lost counts as success."""
-        return await self._write(key, data, lambda: self._store.create(key, data))
+        """See :meth:`~weight_store.store.Store.create`; a write of ours whose reply was lost counts as success.
+
+        ``PreconditionFailed`` only if there is an object: a refusal in favour of another request that came to nothing
+        is retried.
+        """
+        return await self._write(key, data, lambda: self._store.create(key, data), create=True)
 
     async def replace(self, key: str, data: bytes, *, etag: str) -> str:
         """See :meth:`~weight_store.store.Store.replace`; a write of ours whose reply was lost counts as success.
@@ -205,21 +209,26 @@ class RetryingStore:
         """See :meth:`~weight_store.store.Store.close`."""
         await self._store.close()
 
-    async def _write(self, key: str, data: bytes, write: Callable[[], Awaitable[str]]) -> str:
+    async def _write(self, key: str, data: bytes, write: Callable[[], Awaitable[str]], *, create: bool = False) -> str:
         async def attempt() -> str:
             try:
                 return await write()
             except PreconditionFailed as refusal:
                 # Also at the first attempt: aiohttp, proxies and load balancers repeat a PUT without telling.
-                return await self._etag_if_ours(key, data, refusal)
+                return await self._etag_if_ours(key, data, refusal, create=create)
 
         return await self._retrier.call(attempt)
 
-    async def _etag_if_ours(self, key: str, data: bytes, refusal: PreconditionFailed) -> str:
+    async def _etag_if_ours(self, key: str, data: bytes, refusal: PreconditionFailed, *, create: bool) -> str:
         try:
             blob = await self._store.get(key, max_bytes=len(data))
-        except (ObjectNotFound, ObjectTooLarge):
+        except ObjectTooLarge:
             raise refusal from None
+        except ObjectNotFound:
+            if not create:
+                raise refusal from None
+            # 409: another request for the key was under way. Callers take a refusal for "it is there".
+            raise StoreUnavailable(f"{refusal}, yet there is no such object", key=key) from refusal
         if blob.data != data:
             raise refusal
         return blob.etag

@@ -143,6 +143,22 @@ async def test_a_create_that_happened_is_not_a_conflict() -> None:
     assert failing.calls == ["create", "create", "get"]
 
 
+async def test_a_create_refused_for_another_request_that_came_to_nothing_is_retried() -> None:
+    """409 says that another one is under way, not that it will succeed; callers take a refusal for "it is there"."""
+    time = VirtualTime()
+    failing = Failing(PreconditionFailed("conflicting request"))
+    await with_retry(failing, time.retrier(RetryPolicy())).create("asset", b"ours")
+    assert failing.calls == ["create", "get", "create"]
+    assert (await failing.get("asset", max_bytes=10)).data == b"ours"
+
+
+async def test_a_replace_of_what_is_gone_is_refused_at_once() -> None:
+    time = VirtualTime()
+    with pytest.raises(PreconditionFailed):
+        await with_retry(Failing(), time.retrier(RetryPolicy())).replace("head", b"new", etag="old")
+    assert time.slept_s == []
+
+
 async def test_a_listing_is_retried_before_its_first_entry() -> None:
     time = VirtualTime()
     failing = Failing()
