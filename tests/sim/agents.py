@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rollout_agent.agent import Agent, Ambient, Pace
+from rollout_agent.disk import Stamp
 from rollout_agent.engine import Staged
-from rollout_agent.errors import DiskError, EngineRefused, RolloutError
-from rollout_agent.gate import holds
+from rollout_agent.errors import DamagedFiles, DiskError, EngineRefused, ForeignFiles, RolloutError
+from rollout_agent.gate import Visitor, holds
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
-from rollout_agent.state import State, load
+from rollout_agent.state import State, Whole, load
 from tests.rollout_agent.simdisk import Crash, SimDisk, SimLock, Volume
 from tests.rollout_agent.training import read_model
 from tests.sim.errors import Killed, Violation
@@ -52,6 +53,24 @@ class _GateLock(SimLock):
         self._disk.shut = False
 
 
+class _AgentLock(SimLock):
+    def __init__(self, disk: ObservedDisk, path: Path) -> None:
+        self._held, self._path = disk.locks, path
+        disk.locks.add(path)
+
+    def in_place(self) -> bool:
+        return self._path in self._held
+
+
+class _DoubtLock(SimLock):
+    def __init__(self, disk: ObservedDisk) -> None:
+        self._disk = disk
+        disk.doubted = True
+
+    def release(self) -> None:
+        self._disk.doubted = False
+
+
 class ObservedDisk(SimDisk):
     """Between any two effects an engine may begin to load, or read one more file of what it is loading.
 
@@ -62,7 +81,7 @@ class ObservedDisk(SimDisk):
         self,
         volume: Volume,
         *,
-        check: Callable[[int, dict[str, bytes]], None],
+        check: Callable[[int, dict[str, bytes], dict[str, bytes]], None],
         chance: random.Random,
         volatile: tuple[Path, ...] = (),
     ) -> None:
@@ -74,6 +93,13 @@ class ObservedDisk(SimDisk):
         self.sound = True
         """False once an effect has failed: what the disk holds is then nobody's promise."""
         self.looks, self.reads = 0.2, 0.3
+        self.doubted = False
+        self.locks: set[Path] = set()
+        """The agent's, as long as nobody removes their files."""
+        self._visitor: Visitor | None = None
+        """An engine that looks at the files first, once somebody has had his hands in them."""
+        self._verify = False
+        self.handled_s = -1e9
         self._load: tuple[int, list[Path], dict[str, bytes]] | None = None
 
     def effect(self, what: str) -> bool:
@@ -86,13 +112,41 @@ class ObservedDisk(SimDisk):
         if self.blind:
             return
         if self._load is None and not self.shut and (whole or self.random.random() < self.looks):
-            mark = holds(self, PLACES)
+            mark = self.entered()
             if mark is not None:
-                self._load = mark.position.version, self._files(), {}
+                self._load = mark.position.version, self.weight_files(), {}
         if self._load is not None and (whole or self.random.random() < self.reads):
             self._read_on(1 if not whole else len(self._load[1]))
 
-    def _files(self) -> list[Path]:
+    def entered(self) -> Whole | None:
+        """What the directory holds, if an engine that looks at it as the gate does gets in now."""
+        mark = holds(self, PLACES)
+        if mark is None or self._visitor is None:
+            return mark
+        try:
+            entered = self._visitor.enter()
+        except DamagedFiles as error:
+            raise Violation(str(error)) from None
+        if entered is None:
+            return None
+        self._visitor.stop_asking()
+        entered[0].release()
+        return entered[1]
+
+    def handled(self, now_s: float, *, silently: bool) -> None:
+        """Somebody has his hands in the files: an engine that was reading them has no promise, and the next one looks.
+
+        ``silently``: it reads them all, for nothing else would show.
+        """
+        self._load = None
+        self.handled_s = now_s
+        if self._visitor is not None:
+            self._visitor.stop_asking()
+        self._verify = self._verify or silently
+        self._visitor = Visitor(self, PLACES, verify=self._verify)
+
+    def weight_files(self) -> list[Path]:
+        """What an engine reads."""
         return sorted(p for p in self.volume.names if p.parent == MODEL and p.suffix == ".safetensors")
 
     def _read_on(self, files: int) -> None:
@@ -107,9 +161,23 @@ class ObservedDisk(SimDisk):
         del left[:files]
         if not left:
             self._load = None
-            self.check(version, read_model(found))
+            beside = {p.name: bytes(i.data) for p, i in self.volume.names.items() if p.parent == MODEL}
+            self.check(version, read_model(found), {name: beside[name] for name in beside.keys() - found.keys()})
 
-    def try_lock(self, path: Path, *, shared: bool) -> SimLock:
+    def mark(self, path: Path) -> Stamp | None:
+        """As the real one does: a time that no file had before. Any write replaces it."""
+        inode = self.volume.names.get(path)
+        if inode is None:
+            return super().mark(path)
+        self.alive()
+        inode.written = -1 - self.random.getrandbits(32)  # type: ignore[assignment]
+        return self.stat(path)
+
+    def try_lock(self, path: Path, *, shared: bool) -> SimLock | None:
+        if path == PLACES.gate_doubt:
+            return _DoubtLock(self) if shared else None if self.doubted else SimLock()
+        if path.name == "agent.lock" and not shared:
+            return _AgentLock(self, path)
         if shared or path != PLACES.gate_lock:
             return super().try_lock(path, shared=shared)
         self.alive()
@@ -131,7 +199,10 @@ class ObservedDisk(SimDisk):
         return found
 
     def _like(self, volume: Volume) -> ObservedDisk:
-        return ObservedDisk(volume, check=self.check, chance=self.random, volatile=self.volatile)
+        found = ObservedDisk(volume, check=self.check, chance=self.random, volatile=self.volatile)
+        if self._visitor is not None:
+            found.handled(self.handled_s, silently=self._verify)
+        return found
 
 
 class SimAgent:
@@ -150,6 +221,8 @@ class SimAgent:
         self._whole = False
         """Whether what was shown must be there again when the process comes back, without asking the store."""
         self._shown = False
+        self._bare = False
+        """Whether it may have lost what it needs to come back at the version it was."""
         self.disk = ObservedDisk(
             Volume(), check=self._seen, chance=world.chance, volatile=(MODEL,) if tmpfs else ()
         )  # fmt: skip
@@ -158,9 +231,24 @@ class SimAgent:
         self.process = Process(self.node)
         self.start()
 
-    def _seen(self, version: int, tensors: dict[str, bytes]) -> None:
+    def _seen(self, version: int, tensors: dict[str, bytes], beside: dict[str, bytes]) -> None:
         self._world.model.check_visible(self.node, version, tensors, self.least, self._wanted)
-        self.least, self._shown = version, True
+        self._world.model.check_beside(self.node, version, tensors, beside)
+        self.least, self._bare = version, False
+        if self.replica is not None and not self._shown:
+            # What was found while its records were damaged lasts once it is saved.
+            self._shown = not self.replica._holding.unsaved
+
+    @property
+    def shows(self) -> bool:
+        """Whether it runs and shows a version."""
+        return self.agent is not None and not self.disk.dead and self.replica is not None and bool(self.least)
+
+    def handled(self, *, records: bool = False, silently: bool = False) -> None:
+        """Somebody has his hands in its files; ``records``: in what it needs to know where it was, too."""
+        self.disk.handled(self._world.loop.time(), silently=silently)
+        self._whole = self._shown = False
+        self._bare = self._bare or records
 
     def start(self) -> None:
         """Start the process."""
@@ -186,6 +274,8 @@ class SimAgent:
         self.agent = self.replica = None
         self._shown = self._shown and not (power and self._tmpfs)
         self._whole = self._shown and self.disk.sound
+        if self._bare:
+            self.least = self.served = 0
         self.disk = self.disk.power_loss() if power else self.disk.kill()
         if power and self._tmpfs and self.disk.size(self._places.pending) is not None:
             # New files went with the memory before their copy was made: back to the checkpoint, and on from there.
@@ -207,7 +297,7 @@ class SimAgent:
         data = names[path].data
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
-        if path not in self.disk._files():
+        if path not in self.disk.weight_files():
             # Without a log or a record it may come back at an older version, and goes on from there.
             self.least = self.served = 0
         self._world.note(f"{self.node}: a bit of {path} flips")
@@ -228,10 +318,21 @@ class SimAgent:
             world.note(f"{self.node} ends: {error.code}")
             process.kill()
             self._come_back(power=False)
+        except ForeignFiles:
+            if not self._bare:
+                raise
+            self._begin_anew(process)
         except RolloutError as error:
             world.violation(f"{self.node} gave up: {error}")
         except Exception as error:
             world.defect(f"{self.node}: {error!r}", error)
+
+    def _begin_anew(self, process: Process) -> None:
+        """Nothing says any more whose files these are; somebody takes them away, as the agent asks for."""
+        self._world.note(f"{self.node}: its directory is emptied")
+        process.kill()
+        self.disk.volume = Volume(boot=self.disk.volume.boot)
+        self._come_back(power=False)
 
     async def _follow(self, process: Process, disk: ObservedDisk) -> None:
         world = self._world
@@ -267,8 +368,12 @@ class SimAgent:
         await self.process.sleep(world.chance.uniform(0.0, 1.0))
         if world.chaotic and world.chance.random() < 0.05:
             raise EngineRefused("out of memory")
-        mark = holds(self.disk, PLACES)
-        if mark is None or mark.position.version != staged.version:
+        mark = self.disk.entered()
+        while mark is None and self.disk.handled_s > world.loop.time() - 30.0:
+            await self.process.sleep(0.2)  # the gate is shut until the agent has repaired what it finds
+            mark = self.disk.entered()
+        # It may hold a later one by now: then the engine is told once more.
+        if mark is None or mark.position.version < staged.version:
             raise Violation(f"{self.node} told its engine of version {staged.version} while it holds {mark}")
         self.disk.look(whole=True)
         if staged.version < self.served:

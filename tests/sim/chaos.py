@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from tests.sim import faults_clocks, faults_collections, faults_slow
+from tests.sim import faults_clocks, faults_collections, faults_hands, faults_slow
 from tests.sim.agents import SimAgent
 from tests.sim.network import Faults
 from tests.sim.trainers import Launch
 from tests.sim.world import World
 from trainer_agent.state import STATE_FILE
 
-MODULES = (faults_clocks, faults_collections, faults_slow)
+MODULES = (faults_clocks, faults_collections, faults_hands, faults_slow)
 RARELY = 0.03
 """How many schedules have a kind that makes them long."""
 
@@ -73,6 +73,7 @@ class Chaos:
             if coordinator.service is None:
                 coordinator.start()
         for clock in world.clocks.values():
+            clock.go_on()
             if abs(clock.wrong_s) > faults_clocks.DAY_S:
                 clock.wrong_s = 0.0  # nothing can be done about that but to set it
         for collector in world.collectors:

@@ -24,6 +24,7 @@ class Clock:
         self.rate = rate
         self.wrong_s = wrong_s
         self._ahead_s = 0.0
+        self._asleep_s: float | None = None
 
     @classmethod
     def draw(cls, loop: SimLoop, chance: random.Random) -> Clock:
@@ -35,11 +36,23 @@ class Clock:
 
     def count_s(self) -> float:
         """Seconds from anywhere, only upwards."""
-        return self.rate * self._loop.now_s + self._ahead_s
+        now_s = self._loop.now_s if self._asleep_s is None else self._asleep_s
+        return self.rate * now_s + self._ahead_s
 
     def leap(self, seconds: float) -> None:
-        """Count on from later. Negative for a suspended machine that wakes up: it never counted what it slept."""
+        """Count on from later."""
         self._ahead_s += seconds
+
+    def stop(self) -> None:
+        """The machine is suspended."""
+        if self._asleep_s is None:
+            self._asleep_s = self._loop.now_s
+
+    def go_on(self) -> None:
+        """It wakes up, and never counts what it slept."""
+        if self._asleep_s is not None:
+            self._ahead_s -= self.rate * (self._loop.now_s - self._asleep_s)
+            self._asleep_s = None
 
     def time_s(self) -> float:
         """Unix seconds, as far as this machine knows."""

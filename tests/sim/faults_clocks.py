@@ -35,12 +35,13 @@ def machine_is_suspended(chaos: Chaos) -> None:
     node, process = chaos.chance.choice(machines)
     if process.paused:
         return
-    clock, asleep_s = world.clock(node), world.loop.time()
+    clock = world.clock(node)
+    clock.stop()
     process.pause()
     world.note(f"{node} is suspended")
 
     def wake() -> None:
-        clock.leap(clock.rate * (asleep_s - world.loop.time()))
+        clock.go_on()
         process.resume()
 
     chaos.later(0.5, 30.0, wake)

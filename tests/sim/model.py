@@ -6,11 +6,13 @@ version. Everything else is compared with that.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import codec
+from rollout_agent.places import INDEX
 from tests.rollout_agent.training import Weights, group_bits
 from tests.sim.errors import Violation
 from tests.sim.store import Bucket
@@ -21,7 +23,7 @@ from weight_store.keys import asset_key, layout_key, manifest_key, open_key, par
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest, ReceiptRef
 from weight_store.position import GENESIS, Position
-from weight_store.receipt import Receipt, group_ranges
+from weight_store.receipt import Asset, Receipt, group_ranges
 from weight_store.records import record_format, sha256_hex, unpack
 from weight_store.version import Abort, Open
 
@@ -39,6 +41,7 @@ class SealedVersion:
     ordinal: int
     weights: Weights
     tensors: dict[str, bytes]
+    assets: tuple[Asset, ...]
 
 
 @dataclass
@@ -79,6 +82,14 @@ class Model:
         if tensors != expected:
             wrong = sorted(name for name in expected.keys() | tensors if expected.get(name) != tensors.get(name))
             raise Violation(f"{who} shows other weights than those of version {version}: {', '.join(wrong)}")
+
+    def check_beside(self, who: str, version: int, tensors: dict[str, bytes], beside: dict[str, bytes]) -> None:
+        """The files beside the weights are those of the version, and the index names each tensor that is there."""
+        for asset in self.sealed[version].assets:
+            if sha256_hex(beside.get(asset.name, b"")) != asset.sha256:
+                raise Violation(f"{who} shows another {asset.name} than that of version {version}")
+        if json.loads(beside.get(INDEX, b"{}")).get("weight_map", {}).keys() != tensors.keys():
+            raise Violation(f"{who} shows version {version} with an index that names other tensors")
 
     def check_outcome(self, launch: str, ordinal: int, version: int | None, code: str | None) -> None:
         """What a trainer was told about a publication: sealed as ``version``, or failed with ``code``."""
@@ -143,7 +154,7 @@ class Model:
         self._check_content(manifest, weights)
         tensors = {name: np.ascontiguousarray(bits).tobytes() for name, bits in weights.items()}
         self.sealed[manifest.version] = SealedVersion(
-            after.position, manifest.parent, launch, manifest.term, manifest.ordinal, weights, tensors
+            after.position, manifest.parent, launch, manifest.term, manifest.ordinal, weights, tensors, manifest.assets
         )
 
     def _check_content(self, manifest: Manifest, weights: Weights) -> None:

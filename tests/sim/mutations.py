@@ -20,6 +20,7 @@ from coordinator import bucket, decisions
 from coordinator.decisions import ReplaceHead, Reread, Step, View
 from coordinator.runs import Run
 from rollout_agent import changelog, fetching, gate, presence, replaying, updating
+from rollout_agent.agent import Agent
 from rollout_agent.errors import DamagedObject
 from rollout_agent.replica import Replica
 from tests.rollout_agent import simdisk
@@ -28,11 +29,13 @@ from tests.sim.network import Faults
 from tests.sim.simulation import Bias
 from tests.sim.store import Bucket
 from weight_store import chain, reading
+from weight_store.errors import PreconditionFailed, StoreUnavailable
 from weight_store.gc import Collector
 from weight_store.gc.plan import Facts, Verdict
 from weight_store.head import Head
 from weight_store.keys import parse_key
 from weight_store.records import MAX_RECORD_BYTES, sha256_hex
+from weight_store.retry import RetryingStore
 from weight_store.store import Blob, Store
 from weight_store.version import Abort
 
@@ -145,6 +148,21 @@ class _IgnoresIfMatch(Bucket):
         return super().replace(key, data, self.get(key).etag)
 
 
+async def _nothing_at_all(*_: Any) -> None:
+    return None
+
+
+async def _believe_the_refusal(
+    self: RetryingStore, key: str, data: bytes, refusal: PreconditionFailed, *, create: bool
+) -> str:
+    """Also if nothing is there: 409 is not 412."""
+    try:
+        return await _ETAG_IF_OURS(self, key, data, refusal, create=create)
+    except StoreUnavailable:
+        raise refusal from None
+
+
+_ETAG_IF_OURS = RetryingStore._etag_if_ours
 _FOLLOW = Replica._follow
 
 
@@ -217,6 +235,16 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "two readings of a coordinator": Mutation(
         ((bucket, "read_agreed", _read_once),), Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts"))
+    ),
+    "a refused create is looked after": Mutation(
+        ((RetryingStore, "_etag_if_ours", _believe_the_refusal),),
+        Bias(Faults(conflict=0.4), ("job_restarts", "two_jobs_start")),
+    ),
+    "engines look before they load": Mutation(
+        ((gate.Visitor, "_is_right", lambda *_: True),), Bias(CALM, ("files_are_edited",))
+    ),
+    "the agent looks for edits": Mutation(
+        ((Agent, "_look", _nothing_at_all),), Bias(CALM, ("files_are_edited", "weights_rot"))
     ),
     "layouts stay": Mutation(
         ((collectors, "Collector", _ForgetsLayouts),),

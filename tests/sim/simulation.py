@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from unittest import mock
 
+from rollout_agent import gate
 from rollout_agent import replica as replica_module
 from tests.sim.agents import Inline, SimAgent
 from tests.sim.chaos import Chaos
@@ -71,7 +72,10 @@ def simulate(seed: int, bias: Bias = Bias()) -> Result:
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with mock.patch.object(replica_module, "ThreadPoolExecutor", Inline):
+        with (
+            mock.patch.object(replica_module, "ThreadPoolExecutor", Inline),
+            mock.patch.object(gate, "ThreadPoolExecutor", Inline),
+        ):
             loop.run_until_complete(_run(world, bias))
         return _result(world)
     except Exception as error:
@@ -203,6 +207,7 @@ def _settled(world: World, owner: Launch) -> bool:
         and agent.replica.position == head.position
         and agent.agent is not None
         and agent.served == head.position.version
+        and agent.disk.entered() is not None
         for agent in world.agents
     )
 

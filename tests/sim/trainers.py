@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights, group_bits
+from tests.sim.assets import assets_dir
 from tests.sim.loop import Process
 from trainer_agent.arena import SLOTS, Arena
 from trainer_agent.desk import Desk
@@ -154,6 +155,7 @@ class SimRank:
             world_size=launch.world_size,
             launch=launch.name,
             full_every=world.full_every,
+            assets_dir=str(assets_dir(launch.assets)) if rank == 0 else None,
         )
         self.desk = Desk(cast("Arena", self.arena), attach, make_link=self._make_link)
 
@@ -208,6 +210,7 @@ class Launch:
     weights: Weights
     first_step: int
     max_wait_s: float
+    assets: int
     publications: int = 1 << 30
     published: int = 0
     process: Process = field(init=False)

@@ -159,6 +159,7 @@ class World:
             weights=weights,
             first_step=self.chance.choice((0, 0, 0, 7)),
             max_wait_s=self.chance.choice((3.0, 30.0, 100.0)),
+            assets=self.chance.choice((0, 0, 1)),
         )
         self.launches.append(found)
         found.start()

@@ -1,0 +1,118 @@
+"""Hands in a model directory under a running agent: files edited, cut, replaced, removed; and bits that flip.
+
+What a hand does changes the times of a file, what a bit does changes nothing that could be seen without reading.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rollout_agent.places import CONFIG, INDEX
+from tests.rollout_agent.simdisk import Inode, Volume
+from tests.sim.agents import MODEL, PLACES, SimAgent
+
+if TYPE_CHECKING:
+    from tests.sim.chaos import Chaos
+
+
+def _body(data: bytearray, chance: random.Random) -> None:
+    """One byte of a tensor, or of the text."""
+    head = 8 + int.from_bytes(data[:8], "little")
+    data[chance.randrange(head if head < len(data) else 0, len(data))] ^= 1 << chance.randrange(8)
+
+
+def _head(data: bytearray, chance: random.Random) -> None:
+    """One byte of what says where each tensor lies."""
+    data[chance.randrange(min(len(data), 8 + int.from_bytes(data[:8], "little")))] ^= 1 << chance.randrange(8)
+
+
+def _name(data: bytearray, chance: random.Random) -> None:
+    """A tensor is called something else."""
+    data[:] = data.replace(b"layers", b"leyers").replace(b"model_type", b"model_tipe").replace(b"norm", b"morn")
+
+
+def _cut(data: bytearray, chance: random.Random) -> None:
+    del data[chance.randrange(len(data)) :]
+
+
+def _longer(data: bytearray, chance: random.Random) -> None:
+    data += b"\0" * chance.randint(1, 100)
+
+
+EDITS: tuple[Callable[[bytearray, random.Random], None], ...] = (_body, _head, _name, _cut, _longer)
+
+
+def _someone(chaos: Chaos) -> SimAgent | None:
+    """An agent that runs and shows a version."""
+    shown = [agent for agent in chaos.world.agents if agent.shows]
+    return chaos.chance.choice(shown) if shown else None
+
+
+def _files(volume: Volume) -> list[Path]:
+    wanted = (".safetensors", INDEX, CONFIG)
+    return sorted(
+        p for p, inode in volume.names.items() if p.parent == MODEL and p.name.endswith(wanted) and inode.data
+    )
+
+
+def files_are_edited(chaos: Chaos) -> None:
+    """Weights, the index or config.json: in place, by another file of the same name, or away."""
+    agent, chance = _someone(chaos), chaos.chance
+    if agent is None or not (files := _files(agent.disk.volume)):
+        return
+    volume, path = agent.disk.volume, chance.choice(files)
+    agent.handled()
+    if chance.random() < 0.2:
+        _rename(volume, path, None)
+        chaos.world.note(f"{agent.node}: {path} is removed")
+        return
+    edit, inode = chance.choice(EDITS), volume.names[path]
+    data = bytearray(inode.data)
+    edit(data, chance)
+    if len(data) == len(inode.data) and chance.random() < 0.7:
+        inode.data[:] = data
+        inode.written = True
+    else:
+        _rename(volume, path, Inode(data, written=True))
+    chaos.world.note(f"{agent.node}: {path} is edited: {edit.__name__[1:]}")
+
+
+def private_directory_is_removed(chaos: Chaos) -> None:
+    """``rm -r .weightcast``: marks, locks, and the agent's own records where those lie inside."""
+    agent = _someone(chaos)
+    if agent is None:
+        return
+    volume = agent.disk.volume
+    agent.handled(records=True)
+    for path in [path for path in volume.names if PLACES.private in path.parents]:
+        _rename(volume, path, None)
+    agent.disk.locks.clear()
+    volume.dirs -= {path for path in volume.dirs if path == PLACES.private or PLACES.private in path.parents}
+    chaos.world.note(f"{agent.node}: {PLACES.private} is removed")
+
+
+def weights_rot(chaos: Chaos) -> None:
+    """A bit of the working files flips; engines that look into each file before they load it are all that helps."""
+    agent, chance = _someone(chaos), chaos.chance
+    if agent is None or not (files := agent.disk.weight_files()):
+        return
+    path = chance.choice(files)
+    agent.handled(silently=True)
+    chance.choice((_body, _head))(agent.disk.volume.names[path].data, chance)
+    chaos.world.note(f"{agent.node}: a bit of {path} flips unseen")
+
+
+def _rename(volume: Volume, path: Path, inode: Inode | None) -> None:
+    """Put ``inode`` at ``path``, or nothing; not durable, as no change of a name is before the directory is synced."""
+    if inode is None:
+        volume.names.pop(path, None)
+    else:
+        volume.names[path] = inode
+    volume.pending.append((frozenset((path.parent,)), {path: inode}))
+
+
+FAULTS = (files_are_edited, private_directory_is_removed, weights_rot)
+RARE = ()
