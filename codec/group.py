@@ -60,16 +60,18 @@ def _encode(
         raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
     default = "ulp_v1" if ulp.applies_to(dtype) else "fields_v1"
     likely = choice.sampled(base, new, dtype, default) if method == "auto" else [method]
-    known, found = {}, None
+    known, clustered, found = {}, False, None
     if ulp.applies_to(dtype) and "ulp_v1" in ([default] if likely is None else likely):
         coded = ulp.encode_counted(base, new, dtype, digest=wants_digest)  # counts and hashes in the pass that codes
-        changed, found, known = coded.changed, coded.digest, {"ulp_v1": coded.body}
+        changed, clustered, found = coded.changed, coded.clustered, coded.digest
+        known = {"ulp_v1": coded.body}
     else:
         changed = kernels.count_changed(base, new)
     if changed == 0:
         return bytes([methods.SAME]), 0, found
-    names = choice.candidates(changed, new, default) if likely is None else likely
-    return _smallest(names, base, new, dtype, known), changed, found
+    if likely is None:
+        likely = choice.candidates(base, new, dtype, default, changed=changed, clustered=clustered)
+    return _smallest(likely, base, new, dtype, known), changed, found
 
 
 def _smallest(names: list[str], base: Bits | None, new: Bits, dtype: str, known: dict[str, bytes]) -> bytes:

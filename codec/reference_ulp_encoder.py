@@ -31,6 +31,7 @@ from codec.reference_ulp import (
     step_symbol,
     survival,
 )
+from codec.reference_ulp_sample import Sample, choice_cost, choose_chunk, log2, sample_stride, take_sample
 
 Array = NDArray[Any]
 
@@ -171,37 +172,10 @@ def exponent_symbol(old: int, new: int, top: int, f: Fields) -> int:
 # What the encoder chooses
 
 
-def log2(x: int) -> int:
-    """log2 of x >= 1 in units of 2^-32, rounded down bit by bit."""
-    top = x.bit_length() - 1
-    y, result = (x << 31 >> top), top
-    for _ in range(32):
-        y = y * y >> 31
-        carry = y >> 32
-        y >>= carry
-        result = result << 1 | carry
-    return result
-
-
-def x_log_x(x: int) -> int:
-    """x * log2(x) in units of 2^-32."""
-    return x * log2(x) if x else 0
-
-
-def choice_cost(k: int, n: int) -> int:
-    """Bits, in units of 2^-32, of saying which k of n change."""
-    return x_log_x(n) - x_log_x(k) - x_log_x(n - k)
-
-
-def choose_hazards(base: list[int], new: list[int], model: Model) -> None:
-    """Set ``lowest`` and ``code`` from runs of 256 weights, all of them in a small chunk."""
-    stride = min(max(len(base) >> 18, 1), 16)
+def choose_hazards(sample: Sample, model: Model) -> None:
+    """Set ``lowest`` and ``code``."""
     exponents = 1 << model.fields.exponent
-    seen, changed = [0] * exponents, [0] * exponents
-    for start in range(0, len(base), 256 * stride):
-        for old, fresh in zip(base[start : start + 256], new[start : start + 256], strict=True):
-            seen[model.fields.key(old)] += 1
-            changed[model.fields.key(old)] += old != fresh
+    seen, changed = sample.seen.tolist(), sample.changed.tolist()
     if exponents > CLASSES:
         costs = []
         for lowest in range(exponents - CLASSES + 1):
@@ -213,7 +187,7 @@ def choose_hazards(base: list[int], new: list[int], model: Model) -> None:
     for c in range(CLASSES):
         mine = [e for e in range(exponents) if model.class_of(e << model.fields.mantissa) == c]
         k, n = sum(changed[e] for e in mine), sum(seen[e] for e in mine)
-        model.code[c] = 0 if stride == 1 and not k else code_for(k, n)
+        model.code[c] = 0 if sample.stride == 1 and not k else code_for(k, n)
 
 
 def code_for(k: int, n: int) -> int:
@@ -298,7 +272,7 @@ def normalise(c: Candidate) -> ValueModel:
 # Chunks and bodies
 
 
-def encode_chunk(base: list[int], new: list[int], fields: Fields) -> bytes:
+def encode_chunk(base: list[int], new: list[int], sample: Sample, fields: Fields) -> bytes:
     """One chunk."""
     changed = [i for i in range(len(base)) if base[i] != new[i]]
     w, model = Writer(), Model(fields)
@@ -308,7 +282,7 @@ def encode_chunk(base: list[int], new: list[int], fields: Fields) -> bytes:
         w.varint(n)
     if not changed:
         return bytes(w.data)
-    choose_hazards(base, new, model)
+    choose_hazards(sample, model)
     choose_values([(base[i], new[i]) for i in changed], model)
     write_model(w, model)
     streams = []
@@ -329,20 +303,15 @@ def encode_chunk(base: list[int], new: list[int], fields: Fields) -> bytes:
     return bytes(w.data) + np.array(words, "<u4").tobytes()
 
 
-def choose_chunk(base: Array, new: Array) -> int:
-    """log2 of the chunk size."""
-    starts = [i for i in range(0, base.size, 65536) if i + 64 <= base.size]
-    differ = sum(int(np.count_nonzero(base[i : i + 64] != new[i : i + 64])) for i in starts)
-    return 22 if differ * 64 > len(starts) * 64 else 24
-
-
 def encode(base: Array, new: Array, fields: Fields, *, chunk_log2: int | None = None) -> bytes:
     """The body of ``base`` -> ``new``, in the chunks that the native encoder takes unless told otherwise."""
-    log = choose_chunk(base, new) if chunk_log2 is None else chunk_log2
+    log = choose_chunk(base, new, fields) if chunk_log2 is None else chunk_log2
     size = 1 << log
-    chunks = [
-        encode_chunk(base[i : i + size].tolist(), new[i : i + size].tolist(), fields) for i in range(0, base.size, size)
-    ]
+    chunks = []
+    for i in range(0, base.size, size):
+        n = min(size, base.size - i)
+        sample = take_sample(base, new, i, n, sample_stride(n), fields)
+        chunks.append(encode_chunk(base[i : i + n].tolist(), new[i : i + n].tolist(), sample, fields))
     w = Writer()
     for chunk in chunks[:-1]:
         w.varint(len(chunk))

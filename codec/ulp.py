@@ -25,13 +25,15 @@ _FAULTS: dict[str, tuple[type[CodecError], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A body, how many elements ``changed``, which costs nothing extra to know here, and the new bytes' ``digest``.
+    """A body, how many elements ``changed``, and the new bytes' ``digest``.
 
+    ``clustered``: the changes are in fewer places than if each weight were as likely to change as another.
     The digest is None unless it was asked for: taken as the coder passes, it costs half of a pass of its own.
     """
 
     body: bytes
     changed: int
+    clustered: bool
     digest: bytes | None
 
 
@@ -53,7 +55,8 @@ def encode(base: Bits | None, new: Bits, dtype: str) -> bytes | None:
 
 
 def encode_counted(base: Bits, new: Bits, dtype: str, *, portable: bool = False, digest: bool = False) -> Encoded:
-    """The body of ``base`` -> ``new`` whatever its size; :class:`InvalidInput` if ``dtype`` or sizes do not fit.
+    """The body of ``base`` -> ``new`` whatever its size; :class:`InvalidInput` if ``dtype`` or sizes do not fit, or if
+    it is noticed that somebody writes into the arrays meanwhile.
 
     ``digest`` asks for the XXH3-128 of ``new``. ``portable`` uses the kernels that run on every processor; the bytes
     are the same.
@@ -61,10 +64,13 @@ def encode_counted(base: Bits, new: Bits, dtype: str, *, portable: bool = False,
     info = _info(dtype)
     if base.size != new.size:
         raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
-    body, changed, found = _native.ulp_encode(
+    coded = _native.ulp_encode(
         _bytes(base, info), _bytes(new, info), info.exponent_bits, info.mantissa_bits, portable, digest
     )
-    return Encoded(body, changed, found if digest else None)
+    if isinstance(coded, str):
+        raise InvalidInput("the arrays changed while they were encoded; encode a copy, or what nobody trains meanwhile")
+    body, changed, clustered, found = coded
+    return Encoded(body, changed, clustered, found if digest else None)
 
 
 def decode(base: Bits | None, body: Buffer, dtype: str, count: int, *, portable: bool = False) -> Change:

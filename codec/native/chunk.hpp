@@ -32,10 +32,10 @@ struct Workspace {
     }
 };
 
-// Appends the chunk and returns how many weights differ. `trail` reaches the end of `fresh`.
+// Appends the chunk. `trail` reaches the end of `fresh`. Throws ArraysChanged.
 template <class T>
-uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels,
-                      Workspace<T>& work, Trail& trail, std::vector<uint8_t>& out);
+Counted encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Sample& sample,
+                     const Kernels& kernels, Workspace<T>& work, Trail& trail, std::vector<uint8_t>& out);
 
 // How many of a chunk's weights change, from its first bytes.
 Fault chunk_changes(const uint8_t* body, size_t size, size_t count, uint64_t& changes);

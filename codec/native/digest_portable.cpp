@@ -1,6 +1,7 @@
 // xxHash takes what every processor of the target has by itself: SSE2 on x86-64, NEON on 64-bit ARM.
 #define XXH_INLINE_ALL
 #include "digest.hpp"
+#include "processor.hpp"
 #include "third_party/xxhash.h"
 
 namespace weightcast {
@@ -12,8 +13,7 @@ const DigestFunctions& portable_digest() { return portable::kFunctions; }
 
 const DigestFunctions& digest_functions() {
 #if defined(WEIGHTCAST_AVX2)
-    static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-    if (avx2) return avx2_digest();
+    if (has_avx2()) return avx2_digest();
 #endif
     return portable_digest();
 }

@@ -8,9 +8,6 @@ namespace {
 // x * log2(x) in Q32; x <= 2^24, so the product stays below 2^61.
 int64_t x_log_x(uint64_t x) { return x ? (int64_t)(x * log2_q32(x)) : 0; }
 
-// Ideal bits, Q32, of saying which k of n weights change.
-int64_t choice_cost(uint64_t k, uint64_t n) { return k == 0 || k == n ? 0 : x_log_x(n) - x_log_x(k) - x_log_x(n - k); }
-
 // Classes 1 to 14 are one exponent each. They begin as low as costs next to nothing more than the best: small weights
 // take long steps, which are shorter to say where each exponent has a model of its own.
 int choose_lowest(const Sample& sample, int exponents) {
@@ -127,6 +124,8 @@ ValueModel normalise(const Candidate& c) {
 }
 
 }  // namespace
+
+int64_t choice_cost(uint64_t k, uint64_t n) { return k == 0 || k >= n ? 0 : x_log_x(n) - x_log_x(k) - x_log_x(n - k); }
 
 void choose_hazards(const Sample& sample, Model& model) {
     const int exponents = 1 << model.field.exponent_bits;

@@ -12,6 +12,9 @@ struct Sample {
     bool complete = false;  // every weight of the chunk was looked at
 };
 
+// Ideal bits, Q32, of saying which k of n weights change; n <= 2^24.
+int64_t choice_cost(uint64_t k, uint64_t n);
+
 // Sets lowest and code. In an incomplete sample every class gets a hazard, for changes that it missed.
 void choose_hazards(const Sample& sample, Model& model);
 

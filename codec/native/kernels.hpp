@@ -40,6 +40,7 @@ struct LaneEncoder {
     int64_t base;    // hazard at the last event
     Interval* end;   // where the next event goes
     Interval* used;  // past the last change: skips after it are not coded
+    bool impossible;  // a weight changed whose class has no hazard
 };
 
 // An event decoder between segments.

@@ -1,4 +1,5 @@
 #include "kernels.hpp"
+#include "processor.hpp"
 
 namespace weightcast {
 namespace portable {
@@ -67,8 +68,7 @@ const Kernels& portable_kernels(int width) {
 
 const Kernels& kernels(int width, bool portable) {
 #if defined(WEIGHTCAST_AVX2)
-    static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
-    if (avx2 && !portable) return avx2_kernels(width);
+    if (has_avx2() && !portable) return avx2_kernels(width);
 #elif defined(WEIGHTCAST_NEON)
     if (!portable) return neon_kernels(width);  // every 64-bit ARM processor has it
 #endif

@@ -47,6 +47,7 @@ static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& 
     const uint16_t *at = found.positions, *const stop = at + found.count;
     int64_t base = lane.base;
     Interval *end = lane.end, *used = lane.used;
+    bool impossible = lane.impossible;
     for (size_t b = 0; b < scan.blocks; b++) {
         for (size_t line = 0; line < ahead.block_bytes; line += 64) prefetch(ahead.at, b * ahead.block_bytes + line);
         const BlockSums& sums = scan.sums[b];
@@ -57,6 +58,7 @@ static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& 
             skip_to(high, sums, classes, k, base, end);
             const uint32_t below = survival(kSurvival, (uint32_t)(high - base));
             *end++ = {below, survival(kSurvival, (uint32_t)(low - base)) - below};
+            impossible |= low == high;
             base = high;
         };
         const uint16_t* const before = at;
@@ -76,7 +78,7 @@ static void encode_lane(LaneEncoder& lane, const Scan& scan, const HazardTable& 
         skip_to(sums.total(), sums, classes, k, base, end);
         base -= sums.total();
     }
-    lane = {base, end, used};
+    lane = {base, end, used, impossible};
 }
 
 // A decoder in one segment; a local copy, so that the compiler keeps it in registers.

@@ -28,22 +28,25 @@ Dtype dtype_of(int exponent_bits, int mantissa_bits) {
 
 nb::bytes to_bytes(const void* data, size_t size) { return nb::bytes(static_cast<const char*>(data), size); }
 
-// The body, how many elements differ, and the digest of the new ones (nothing if not wanted).
-nb::tuple ulp_encode(const Source& base, const Source& fresh, int exponent_bits, int mantissa_bits, bool portable,
+// The body, how many elements differ, whether they are clustered, and the digest of the new ones (nothing if not wanted);
+// or "changed" if somebody wrote into the arrays meanwhile.
+nb::object ulp_encode(const Source& base, const Source& fresh, int exponent_bits, int mantissa_bits, bool portable,
                      bool wants_digest) {
     const Dtype d = dtype_of(exponent_bits, mantissa_bits);
     require(base.size() == fresh.size() && base.size() % (size_t)d.width == 0, "base and new differ in size");
     std::vector<uint8_t> body;
-    uint64_t changed;
+    Counted counted;
     uint8_t digest[kDigestBytes];
-    {
+    try {
         nb::gil_scoped_release unlocked;
         Digest of_fresh;
-        changed = encode_body(base.data(), fresh.data(), base.size() / (size_t)d.width, d, portable, body,
+        counted = encode_body(base.data(), fresh.data(), base.size() / (size_t)d.width, d, portable, body,
                               wants_digest ? &of_fresh : nullptr);
         of_fresh.finish(digest);
+    } catch (const ArraysChanged&) {
+        return nb::str("changed");
     }
-    return nb::make_tuple(to_bytes(body.data(), body.size()), changed,
+    return nb::make_tuple(to_bytes(body.data(), body.size()), counted.changed, counted.clustered(),
                           to_bytes(digest, wants_digest ? kDigestBytes : 0));
 }
 

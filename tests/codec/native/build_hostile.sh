@@ -13,7 +13,7 @@ sanitize="-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omi
 flags="-std=c++17 -pthread -Wall -Wextra -Werror ${FLAGS-$sanitize} -I$native"
 mkdir -p "$out"
 rm -f "$out"/*.o # a compilation that fails must not leave an older one to be linked
-files="body decode digest_portable encode estimate kernels_portable model patch tables values"
+files="body decode digest_portable encode estimate kernels_portable model patch processor sample tables values"
 case $($cxx -dumpmachine) in
 x86_64* | amd64*)
     flags="$flags -DWEIGHTCAST_AVX2"
