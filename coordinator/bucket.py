@@ -23,7 +23,6 @@ from coordinator.decisions import (
     Step,
     Unreadable,
     View,
-    check_current,
     is_dead,
 )
 from weight_store.control import Control
@@ -45,7 +44,7 @@ from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.offer import Offer
 from weight_store.position import GENESIS, Position
-from weight_store.reading import read_agreed
+from weight_store.reading import check_head, read_agreed
 from weight_store.receipt import Receipt
 from weight_store.records import (
     MAX_COLUMNS_BYTES,
@@ -90,7 +89,7 @@ class RunBucket:
             return None
         head = Head.parse(blob.data, key=key)
         current = None if head.position == GENESIS else await self.manifest(head.position)
-        check_current(head, current)
+        check_head(head, current)
         version, given_up = head.position.version + 1, None
         while is_dead(head, slot := await self.slot(head.run_id, version)):
             if slot.opened is not None and slot.opened.term == head.term:

@@ -175,15 +175,6 @@ def is_dead(head: Head, slot: Slot) -> bool:
     return manifest.term < head.term
 
 
-def check_current(head: Head, current: Manifest | None) -> None:
-    """``BucketDamaged`` if the head is of another run than the manifest that it names, or of an earlier term."""
-    if current is not None and (head.run_id != current.run_id or head.term < current.term):
-        raise BucketDamaged(
-            f"the head is of run {head.run_id} in term {head.term}, but version {current.version}, to which it points, "
-            f"was sealed for run {current.run_id} in term {current.term}: something else wrote or damaged head.json"
-        )
-
-
 def _check_owner(head: Head, slot: Slot) -> None:
     decision = slot.decision.manifest if isinstance(slot.decision, Sealing) else slot.decision
     for found in (slot.opened, decision):

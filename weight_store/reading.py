@@ -26,11 +26,14 @@ MAX_FETCH_BYTES = 32 << 20
 _READINGS = 4
 
 
-async def read_head(store: Store, run: str) -> tuple[Head, str]:
-    """Return the head and the ETag under which it can be replaced; ``ObjectNotFound`` if the run does not exist."""
+async def read_head(store: Store, run: str, *, agreed: bool = False) -> tuple[Head, str]:
+    """Return the head and the ETag under which it can be replaced; ``ObjectNotFound`` if the run does not exist.
+
+    ``agreed``: as :func:`read_agreed` does.
+    """
     key = head_key(run)
     try:
-        blob = await store.get(key, max_bytes=MAX_RECORD_BYTES)
+        blob = (await read_agreed(store, key))[0] if agreed else await store.get(key, max_bytes=MAX_RECORD_BYTES)
     except ObjectNotFound as error:
         raise ObjectNotFound(f"there is no run {run!r} in this store: {error}") from None
     return Head.parse(blob.data, key=key), blob.etag
@@ -72,6 +75,15 @@ async def read_manifest(store: Store, run: str, position: Position) -> Manifest:
     if manifest.version != position.version:
         raise FormatError(f"{key} describes version {manifest.version}")
     return manifest
+
+
+def check_head(head: Head, manifest: Manifest | None) -> None:
+    """``FormatError`` if the head is of another run than the manifest that it names, or of an earlier term."""
+    if manifest is not None and (head.run_id != manifest.run_id or head.term < manifest.term):
+        raise FormatError(
+            f"the head is of run {head.run_id} in term {head.term}, but its version {manifest.version} was sealed for "
+            f"run {manifest.run_id} in term {manifest.term}: something else wrote or damaged head.json"
+        )
 
 
 async def read_layout(store: Store, run: str, sha256: str) -> Layout:

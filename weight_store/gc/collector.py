@@ -19,15 +19,13 @@ from weight_store.gc.evidence import (
     parallel,
     read_control,
     read_listing,
+    read_run,
     read_targets,
 )
-from weight_store.gc.floor import Raise, Wish, decide_floor, wanted_floor
+from weight_store.gc.floor import Raise, Wish, check_floor, decide_floor, wanted_floor
 from weight_store.gc.plan import Facts, Verdict, judge
 from weight_store.head import Head
 from weight_store.keys import GC_PREFIX, check_run, control_key
-from weight_store.manifest import Manifest
-from weight_store.position import GENESIS
-from weight_store.reading import read_head, read_manifest
 from weight_store.store import MultipartStore, Store
 
 _RAISE_ATTEMPTS = 10
@@ -119,9 +117,10 @@ class Collector:
     async def _look(self, wish: Wish, now_s: float, *, as_if_raised: bool = False) -> _Look:
         listing = await read_listing(self._store, self._run)
         seen = await read_control(self._store, self._run)
-        head, manifest = await self._head()
+        head, manifest = await read_run(self._store, self._run)
         _check_same_run(head, seen)
         control = seen.control
+        check_floor(control, manifest)
         old = control.floor if control is not None and now_s - seen.modified_s >= self._min_age_s else 0
         oldest = min(listing.versions, default=head.position.version)
         down_to = max(old, min([oldest, *(control.targets.values() if control is not None else ())]))
@@ -132,12 +131,6 @@ class Collector:
         effective = floor.after if as_if_raised else old
         facts = await witness.facts(line, floor=effective, now_s=now_s, min_age_s=self._min_age_s)
         return _Look(oldest, seen, facts, floor)
-
-    async def _head(self) -> tuple[Head, Manifest | None]:
-        head, _ = await read_head(self._store, self._run)
-        if head.position == GENESIS:
-            return head, None
-        return head, await read_manifest(self._store, self._run, head.position)
 
     def _aged(self, look: _Look) -> bool:
         control = look.control.control

@@ -1,4 +1,7 @@
-"""Reads what the bucket says about a run, and how it is known. Nothing unreadable is ever taken for dead."""
+"""Reads what the bucket says about a run, and how it is known. Nothing unreadable is ever taken for dead.
+
+Nor is anything because of a single reading: what no digest names is read until two readings agree.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from weight_store.head import Head
 from weight_store.keys import ParsedKey, control_key, manifest_key, open_key, parse_key, receipt_key
 from weight_store.manifest import Manifest
 from weight_store.position import GENESIS, Position
-from weight_store.reading import read_manifest
+from weight_store.reading import check_head, read_agreed, read_head, read_manifest
 from weight_store.receipt import Receipt
-from weight_store.records import MAX_RECORD_BYTES, record_format
+from weight_store.records import record_format
 from weight_store.store import Entry, MultipartStore, Store, UnfinishedUpload
 from weight_store.version import Abort, Open
 
@@ -76,17 +79,31 @@ async def read_control(store: Store, run: str) -> ControlSeen:
     """Return the control object and when it was written; ``StoreUnavailable`` if it keeps changing meanwhile."""
     key = control_key(run)
     for _ in range(_CONTROL_READS):
-        entries = [entry async for entry in store.list(key) if entry.key == key]
+        before = await _entry(store, key)
         try:
-            blob = await store.get(key, max_bytes=MAX_RECORD_BYTES)
+            blob, _ = await read_agreed(store, key)
         except ObjectNotFound:
-            if entries:
-                continue
-            return ControlSeen(None)
+            if before is None:
+                return ControlSeen(None)
+            continue
+        after = await _entry(store, key)
         # Servers quote ETags in one answer and not in the other.
-        if entries and entries[0].etag.strip('"') == blob.etag.strip('"'):
-            return ControlSeen(Control.parse(blob.data, key=key), blob.etag, entries[0].modified_s)
+        if before and after and before.etag.strip('"') == after.etag.strip('"') == blob.etag.strip('"'):
+            modified_s = max(before.modified_s, after.modified_s)  # the later one errs on the side of keeping
+            return ControlSeen(Control.parse(blob.data, key=key), blob.etag, modified_s)
     raise StoreUnavailable(f"{key} keeps changing: try again", key=key)
+
+
+async def _entry(store: Store, key: str) -> Entry | None:
+    return next((entry for entry in [entry async for entry in store.list(key)] if entry.key == key), None)
+
+
+async def read_run(store: Store, run: str) -> tuple[Head, Manifest | None]:
+    """Return the head and its manifest (None before the first version), both as two readings or a digest have them."""
+    head, _ = await read_head(store, run, agreed=True)
+    manifest = None if head.position == GENESIS else await read_manifest(store, run, head.position)
+    check_head(head, manifest)
+    return head, manifest
 
 
 async def follow_links(store: Store, run: str, head: Head, manifest: Manifest | None, *, down_to: int) -> Line:
@@ -116,7 +133,7 @@ async def follow_links(store: Store, run: str, head: Head, manifest: Manifest | 
 async def read_pending(store: Store, run: str, head: Head, version: int) -> Fate:
     """What became of a number above the head's."""
     try:
-        opened = Open.parse((await store.get(open_key(run, version), max_bytes=MAX_RECORD_BYTES)).data)
+        opened = Open.parse((await read_agreed(store, open_key(run, version)))[0].data)
     except ObjectNotFound:
         return Fate("unknown", "it has no open.json")
     except FormatError as error:
@@ -124,7 +141,7 @@ async def read_pending(store: Store, run: str, head: Head, version: int) -> Fate
     if opened.run_id != head.run_id:
         return Fate("unknown", f"it belongs to an earlier run of this name, {opened.run_id}")
     try:
-        data = (await store.get(manifest_key(run, version), max_bytes=MAX_RECORD_BYTES)).data
+        data = (await read_agreed(store, manifest_key(run, version)))[0].data
         if record_format(data) == Abort.FORMAT:
             abort = Abort.parse(data)
             return Fate("dead", f"aborted, {abort.reason}")
@@ -220,7 +237,7 @@ class Witness:
         version, rank, extra_full = where
         key = receipt_key(self._run, version, rank, extra_full=extra_full)
         try:
-            return Receipt.parse((await self._store.get(key, max_bytes=MAX_RECORD_BYTES)).data, key=key)
+            return Receipt.parse((await read_agreed(self._store, key))[0].data, key=key)
         except (ObjectNotFound, FormatError):
             return None
 

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from weight_store.control import Control
+from weight_store.errors import StoreRefused
 from weight_store.manifest import Manifest
 
 
@@ -41,6 +42,16 @@ def wanted_floor(wish: Wish, sealed: Sequence[int]) -> int:
     if wish.keep_versions is None or len(sealed) < wish.keep_versions:
         return 0
     return sealed[-wish.keep_versions]
+
+
+def check_floor(control: Control | None, current: Manifest | None) -> None:
+    """``StoreRefused`` if the floor is above the newest full: no collection raised it there, and none may act on it."""
+    newest_full = current.full_version if current is not None else 0
+    if control is not None and control.floor > newest_full:
+        raise StoreRefused(
+            f"control.json has floor {control.floor}, above version {newest_full}, the newest full: who starts from "
+            f"nothing needs what lies between, so nothing is deleted; correct the floor to {newest_full} at most"
+        )
 
 
 def decide_floor(
