@@ -111,6 +111,8 @@ class RunBucket:
         decision = await self._read_register(version)
         if isinstance(decision, Abort) and decision.run_id == run_id:
             self._aborts.put(key, decision)
+        elif isinstance(decision, Sealing):
+            self._manifests.put(decision.position, decision.manifest)  # the head is about to come there
         return Slot(version, opened, decision)
 
     async def _read_open(self, version: int) -> Open | None:

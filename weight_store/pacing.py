@@ -31,13 +31,22 @@ class Allowance:
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[None]:
         """Wait for a place, hold it within the block."""
-        while self._running >= self.permitted:
-            await self._wait()
-        self._running += 1
+        await self.enter()
         try:
             yield
         finally:
-            self._running -= 1
+            self.leave()
+
+    async def enter(self) -> None:
+        """Wait for a place; :meth:`leave` gives it back. For who takes one at every request."""
+        while self._running >= self.permitted:
+            await self._wait()
+        self._running += 1
+
+    def leave(self) -> None:
+        """Give a place back."""
+        self._running -= 1
+        if self._waiting:
             self._wake()
 
     def succeeded(self) -> None:

@@ -7,7 +7,6 @@ JSON, because zstd's output differs between releases.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import struct
@@ -59,15 +58,17 @@ class Record(Part):
     def to_bytes(self) -> bytes:
         """Serialise to canonical JSON: sorted keys, no spaces, ASCII only."""
         body = {"format": self.FORMAT, "format_version": self.FORMAT_VERSION, **_fields(self)}
-        return json.dumps(body, default=_fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        return _CANONICAL.encode(body).encode()
 
     @classmethod
     def parse(cls, data: bytes, *, key: str = "") -> Self:
         """Parse and validate. Raises ``FormatError`` or ``UnknownFormatVersion`` with ``key`` in the sentence."""
         if len(data) <= _REMEMBERED_BYTES:
-            # What is refused is parsed again, for a sentence with the key in it.
-            with contextlib.suppress(FormatError):
+            try:
                 known: Self = _remembered(cls, bytes(data))
+            except FormatError:
+                pass  # it is parsed again, for a sentence with the key in it
+            else:
                 return known
         return cls._parse(data, key)
 
@@ -92,6 +93,7 @@ def _fields(part: Part) -> dict[str, Any]:
     return {name: getattr(part, name) for name in type(part).model_fields}
 
 
+_CANONICAL = json.JSONEncoder(default=_fields, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 _R = TypeVar("_R", bound=Record)
 
 

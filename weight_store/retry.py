@@ -125,15 +125,17 @@ class Retrier:
                 self._tell("")
 
     async def _paced(self, operation: Callable[[], Awaitable[T]]) -> T:
-        async with self.allowance.slot():
-            try:
-                result = await operation()
-            except StoreThrottled:
-                self.allowance.throttled()
-                raise
-            # A refusal is no success here: a bucket that denies everything says nothing about its load.
-            self.allowance.succeeded()
-            return result
+        await self.allowance.enter()
+        try:
+            result = await operation()
+        except StoreThrottled:
+            self.allowance.throttled()
+            raise
+        finally:
+            self.allowance.leave()
+        # A refusal is no success here: a bucket that denies everything says nothing about its load.
+        self.allowance.succeeded()
+        return result
 
 
 def _given_up(error: StoreUnavailable, attempts: int, spent_s: float) -> StoreUnavailable:

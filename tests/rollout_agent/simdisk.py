@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,7 @@ class SimDisk:
         self.alive()
         inode = self.volume.names.get(path)
         time_ns = int(inode.written) if inode is not None else 0
-        # One inode for all: which of them were made in which order must not tell two crashes apart.
-        return inode and Stamp(size=len(inode.data), mtime_ns=time_ns, ctime_ns=time_ns, inode=1)
+        return inode and _stamp(len(inode.data), time_ns)
 
     def mark(self, path: Path) -> Stamp | None:
         self.alive()
@@ -256,6 +256,12 @@ class SimDisk:
         self.volume.pending.append((frozenset(directories), changed))
         if crashed and not before:
             self.end()
+
+
+@lru_cache(maxsize=1024)
+def _stamp(size: int, time_ns: int) -> Stamp:
+    # One inode for all: which of them were made in which order must not tell two crashes apart.
+    return Stamp(size=size, mtime_ns=time_ns, ctime_ns=time_ns, inode=1)
 
 
 def _under(volume: Volume, inside: str) -> list[Path]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 MODEL, STATE = Path("/model"), Path("/state")
 PLACES = Places.of(MODEL)
+WATCH_S = 5.0
+"""Far more happens between two looks of an agent at its files than there is to see for it."""
 DISTRUST = frozenset({"head", "manifest", "receipt", "layout", "shard"})
 
 
@@ -357,7 +359,7 @@ class SimAgent:
             self.node,
             client=cast("Any", world.client(process, self.node)),
             engine=_Engine(self),
-            pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0),
+            pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0, watch_s=WATCH_S),
             ambient=Ambient(clock=world.clock(self.node).count_s, sleep=process.sleep, draw=world.chance.random),
         )
         await self.agent.follow()

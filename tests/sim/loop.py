@@ -121,7 +121,8 @@ class SimLoop(asyncio.BaseEventLoop):
                     _pop(timers)
                 if not timers:
                     raise Stuck("nothing is ready and nothing will ever be: a deadlock")
-                self.now_s = max(self.now_s, timers[0][0])
+                if timers[0][0] > self.now_s:
+                    self.now_s = timers[0][0]
             # A little more than asked: code that waits for what is left of its time would wait for nothing, for ever.
             now_s = self.now_s = self.now_s + TICK_S
             while timers and timers[0][0] <= now_s:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from math import log
 from typing import Any
 
 from tests.sim.loop import Process
@@ -72,9 +73,10 @@ class Network:
 
     def latency_s(self) -> float:
         """One way."""
-        if self.happens(self.faults.slow):
+        slow, draw = self.faults.slow, self._chance.random
+        if slow > 0 and draw() < slow:
             return self._chance.uniform(0.5, 5.0)
-        return 0.002 + self._chance.expovariate(50.0)
+        return 0.002 - log(1.0 - draw()) / 50.0
 
     async def exchange(self, process: Process, here: str, there: str, serve: Serve, timeout_s: float) -> Any:
         """Send a request and return the reply, or raise it if it is an exception; ``NoAnswer`` after ``timeout_s``."""
@@ -88,17 +90,19 @@ class Network:
                 answer.set_result(outcome)
 
         def reply(outcome: Any) -> None:
-            if not self.is_cut(here, there) and not self.happens(self.faults.lost_reply):
+            lost = self.faults.lost_reply
+            if not (self._cut and self.is_cut(here, there)) and not (lost and self.happens(lost)):
                 loop.call_later(self.latency_s(), deliver, outcome)
 
         def arrive() -> None:
-            if not self.is_cut(here, there):
+            if not (self._cut and self.is_cut(here, there)):
                 serve(reply)
 
-        refused = self.happens(0.5) if self.is_cut(here, there) else False
-        if not refused and not self.happens(self.faults.drop):
+        faults = self.faults
+        refused = self.happens(0.5) if self._cut and self.is_cut(here, there) else False
+        if not refused and not (faults.drop and self.happens(faults.drop)):
             delay_s = self.latency_s()
-            if self.happens(self.faults.late):
+            if faults.late and self.happens(faults.late):
                 delay_s += timeout_s * self._chance.uniform(0.9, 2.0)
             loop.call_later(delay_s, arrive)
         timer = loop.call_later(0.01 if refused else timeout_s, deliver, NoAnswer())

@@ -131,7 +131,7 @@ async def _run(world: World, bias: Bias) -> None:
         world.full_every = bias.full_every
     faults = bias.faults or Faults.draw(world.chance)
     # Most schedules come to a first version undisturbed: what may befall that is soon found.
-    world.network.faults = faults if world.chance.random() < 0.25 else Faults()
+    world.network.faults = faults if world.chance.random() < 0.1 else Faults()
     world.coordinators = [SimCoordinator(world, number) for number in range(world.chance.choice((1, 2, 2)))]
     world.agents = [
         SimAgent(world, number, tmpfs=world.chance.random() < 0.5 if bias.tmpfs is None else bias.tmpfs)

@@ -192,9 +192,9 @@ class SimStore:
             faults = self._network.faults
             if self.signer.is_refused(self._bucket.date_s()):
                 reply(StoreUnavailable(f"{key}: RequestTimeTooSkewed", key=key))
-            elif self._network.happens(faults.unavailable):
+            elif faults.unavailable and self._network.happens(faults.unavailable):
                 reply(StoreUnavailable(f"{key}: 500", key=key))
-            elif self._network.happens(faults.throttled):
+            elif faults.throttled and self._network.happens(faults.throttled):
                 reply(StoreThrottled(f"{key}: 503 SlowDown", key=key))
             else:
                 reply(self._outcome(what, key, effect))
