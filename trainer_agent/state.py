@@ -1,15 +1,22 @@
 """What the sidecar must still know after it was killed: which slot is the base, at which position. One small file.
 
 Everything else it finds again: the trainer repeats what is undecided, the bucket says what was decided.
+
+The file begins with the SHA-256 of the rest. Without it a flipped bit would name another slot, or a full that is not
+there, and no digest further on would tell.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar
 
+from weight_store.errors import FormatError
 from weight_store.position import Position
 from weight_store.receipt import FullRef, Hex
-from weight_store.records import Count, Part, Record, Sha256, Uuid
+from weight_store.records import Count, Part, Record, Sha256, Uuid, sha256_hex
+
+_log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
 
@@ -41,3 +48,22 @@ class State(Record):
     base: Base | None = None
     full_due: Base | None = None
     fulls: tuple[FullRef, ...] = ()
+
+
+def seal(state: State) -> bytes:
+    """The file's content."""
+    data = state.to_bytes()
+    return sha256_hex(data).encode() + b"\n" + data
+
+
+def unseal(data: bytes) -> State | None:
+    """What :func:`seal` was given; None, and a line in the log, for anything else."""
+    digest, _, body = data.partition(b"\n")
+    if sha256_hex(body).encode() != digest:
+        _log.warning("the sidecar's %s is damaged: what it said is read from the bucket again", STATE_FILE)
+        return None
+    try:
+        return State.parse(body, key=STATE_FILE)
+    except FormatError as error:
+        _log.warning("%s; what it said is read from the bucket again", error)
+        return None

@@ -29,7 +29,7 @@ from trainer_agent.publication import Publication
 from trainer_agent.session import Progress
 from trainer_agent.signs import Movement
 from trainer_agent.slots import Slots
-from trainer_agent.state import STATE_FILE, Base, State
+from trainer_agent.state import STATE_FILE, Base, State, seal, unseal
 from weight_store.errors import LayoutError, ObjectNotFound
 from weight_store.keys import offer_key
 from weight_store.layout import Layout
@@ -149,10 +149,8 @@ class Worker:
         if raw is None:
             raise SidecarFailed(f"{self.arena.path} lost its layout: start the training job again")
         self._use_layout(sha256, Layout.parse(raw, key="layout"))
-        if stored is None:
-            return
-        found = State.parse(stored, key=STATE_FILE)
-        if (found.run_id, found.layout) == (self.run_id, sha256):
+        found = None if stored is None else unseal(stored)
+        if found is not None and (found.run_id, found.layout) == (self.run_id, sha256):
             self._state = found
             if found.full_due is not None:
                 self._start_full(found.full_due)
@@ -257,7 +255,7 @@ class Worker:
         """
         self._state = state
         try:
-            self.arena.write(STATE_FILE, state.to_bytes())
+            self.arena.write(STATE_FILE, seal(state))
         except ArenaTooSmall as error:
             _log.warning("a restart of the sidecar would have to read its base from the bucket: %s", error)
 
