@@ -11,7 +11,7 @@ from weight_store.control import Control
 from weight_store.errors import FormatError, StoreRefused
 from weight_store.gc import Wish
 from weight_store.head import Head
-from weight_store.keys import control_key, head_key, receipt_key
+from weight_store.keys import GC_PREFIX, control_key, head_key, receipt_key
 from weight_store.memory import MemoryStore
 from weight_store.reading import read_head
 from weight_store.receipt import Receipt
@@ -39,20 +39,21 @@ class Flipping(MemoryStore):
         return Blob(blob.data.replace(self._old, self._new, 1), blob.etag)
 
 
-class Hurried(MemoryStore):
-    """The bucket, whose first listing of control.json shows a time of a day before."""
+class Mistimed(MemoryStore):
+    """The bucket, of which the first listing of this prefix has a time that is ``off_s`` wrong."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, bucket: Bucket, prefix: str, off_s: float) -> None:
         super().__init__(clock=bucket.clock)
         assert isinstance(bucket.store, MemoryStore)
         self._objects = bucket.store._objects
+        self._prefix, self._off_s = prefix, off_s
         self.flipped = False
 
     async def list(self, prefix: str) -> AsyncIterator[Entry]:
         async for entry in super().list(prefix):
-            if prefix == control_key(RUN) and not self.flipped:
+            if prefix == self._prefix and not self.flipped:
                 self.flipped = True
-                yield Entry(entry.key, entry.size, entry.etag, entry.modified_s - 24 * HOUR)
+                yield Entry(entry.key, entry.size, entry.etag, entry.modified_s + self._off_s)
             else:
                 yield entry
 
@@ -105,11 +106,14 @@ async def test_a_floor_above_the_newest_full_is_refused(bucket: Bucket, clock: C
     assert await bucket.versions() == set(range(1, 13))
 
 
-async def test_a_floor_read_as_aged_waits(bucket: Bucket, clock: Clock) -> None:
+@pytest.mark.parametrize(("prefix", "off_s"), [(control_key(RUN), -24 * HOUR), (GC_PREFIX, 24 * HOUR)])
+async def test_a_floor_that_only_seems_to_have_aged_waits(
+    bucket: Bucket, clock: Clock, prefix: str, off_s: float
+) -> None:
     await with_full(bucket, full=4, head=6)
     clock.now_s += 2 * HOUR
     await bucket.collector().collect(Wish(floor=4), wait=False)
-    store = Hurried(bucket)
+    store = Mistimed(bucket, prefix, off_s)
     assert (await bucket.collector(store).collect(Wish(), wait=False)).pending
     assert store.flipped
     assert await bucket.versions() == set(range(1, 7))

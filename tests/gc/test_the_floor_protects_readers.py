@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from weight_store.gc import Wish
 from weight_store.gc.floor import wanted_floor
 from weight_store.keys import control_key, manifest_key
 from weight_store.memory import MemoryStore
-from weight_store.store import Blob, Store
+from weight_store.store import Blob, Entry, Store
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 
@@ -263,12 +263,36 @@ async def test_a_floor_below_which_nothing_lies_needs_no_wait(bucket: Bucket, cl
     assert clock.now_s - before_s >= HOUR
 
 
-async def test_probes_are_removed(bucket: Bucket, clock: Clock) -> None:
+async def test_what_killed_tools_left_is_removed_and_what_works_is_not(bucket: Bucket, clock: Clock) -> None:
     await bucket.publish(1)
-    await bucket.store.create("_gc/left-by-a-killed-one", b"")
+    for place in ("_gc/", "_doctor/"):
+        await bucket.store.create(f"{place}killed/races/1", b"")
     clock.now_s += 2 * HOUR
-    await bucket.collector().collect(Wish())
-    assert await bucket.keys("_gc/") == set()
+    for place in ("_gc/", "_doctor/"):
+        await bucket.store.create(f"{place}at-work", b"")
+    await bucket.collector(min_age_s=1.0).collect(Wish())
+    assert await bucket.keys("_") == {"_gc/at-work", "_doctor/at-work"}
+
+
+async def test_who_may_not_look_after_other_tools_still_collects(bucket: Bucket, clock: Clock) -> None:
+    class Narrow(MemoryStore):
+        """Its owner may list the run and the probes of collections alone."""
+
+        async def list(self, prefix: str) -> AsyncIterator[Entry]:
+            if prefix == "_doctor/":
+                raise StoreRefused("AccessDenied")
+            async for entry in super().list(prefix):
+                yield entry
+
+    await bucket.publish(1)
+    old = await bucket.offer(1)
+    await bucket.take_over()
+    clock.now_s += 2 * HOUR
+    narrow = Narrow(clock=clock)
+    assert isinstance(bucket.store, MemoryStore)
+    narrow._objects = bucket.store._objects
+    report = await bucket.collector(narrow).collect(Wish())
+    assert [verdict.key for verdict in report.doomed] == [old]
 
 
 def test_fewer_versions_than_are_to_be_kept_keep_all() -> None:

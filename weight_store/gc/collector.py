@@ -6,12 +6,13 @@ May be stopped anywhere and started again, and any number may run at once: what 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from weight_store.control import Control
-from weight_store.errors import FormatError, PreconditionFailed, StoreUnavailable
+from weight_store.errors import FormatError, PreconditionFailed, StoreRefused, StoreUnavailable
 from weight_store.gc.evidence import (
     ControlSeen,
     Witness,
@@ -25,12 +26,14 @@ from weight_store.gc.evidence import (
 from weight_store.gc.floor import Raise, Wish, check_floor, decide_floor, wanted_floor
 from weight_store.gc.plan import Facts, Verdict, judge
 from weight_store.head import Head
-from weight_store.keys import GC_PREFIX, check_run, control_key
+from weight_store.keys import DOCTOR_PREFIX, GC_PREFIX, check_run, control_key
 from weight_store.store import MultipartStore, Store
 
 _RAISE_ATTEMPTS = 10
 _WAIT_STEP_S = 60.0
 _TELL_EVERY = 1000
+_LEFT_BEHIND_S = 3600.0
+"""No collection needs its probe, and no doctor its place, for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +152,30 @@ class Collector:
             await self._sleep(min(left_s + 1.0, _WAIT_STEP_S))
 
     async def _store_clock(self) -> float:
-        """The store's time (Unix seconds), from an object written now. Probes that a killed collection left go too."""
+        """The store's time (Unix seconds), from an object written now."""
         key = f"{GC_PREFIX}{self._nonce()}"
         await self._store.create(key, b"")
-        probes = [entry async for entry in self._store.list(GC_PREFIX)]
-        now_s = next((entry.modified_s for entry in probes if entry.key == key), None)
+        seen = [entry for _ in range(2) async for entry in self._store.list(GC_PREFIX) if entry.key == key]
         await self._store.delete(key)
-        if now_s is None:
+        if not seen:
             raise StoreUnavailable(
                 f"the store does not list {key} right after it was written, so its clock cannot be read", key=key
             )
-        for entry in probes:
-            if entry.key != key and now_s - entry.modified_s >= max(3600.0, self._min_age_s):
-                await self._store.delete(entry.key)
+        now_s = min(entry.modified_s for entry in seen)  # the earlier one errs on the side of keeping
+        await self._sweep(now_s - max(_LEFT_BEHIND_S, self._min_age_s))
         return now_s
+
+    async def _sweep(self, until_s: float) -> None:
+        """Remove what killed collections and doctors left behind before ``until_s``, as far as that is permitted."""
+        with contextlib.suppress(StoreRefused):
+            for prefix in (GC_PREFIX, DOCTOR_PREFIX):
+                for entry in [entry async for entry in self._store.list(prefix)]:
+                    if entry.modified_s <= until_s:
+                        await self._store.delete(entry.key)
+                if isinstance(self._store, MultipartStore):
+                    for upload in [upload async for upload in self._store.list_uploads(prefix)]:
+                        if upload.started_s <= until_s:
+                            await self._store.abort_upload(upload)
 
     # ---- raising
 
