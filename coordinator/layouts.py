@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator, Sequence
 
 from coordinator.ambient import Ambient
 from coordinator.bucket import RunBucket
@@ -98,10 +100,23 @@ class Collecting:
 
 
 def _resolve(offers: Sequence[Offer], before: Layout | None) -> Layout:
-    layout = resolve_layout(offers)
-    if before is not None:
-        check_same_tensors(before.tensors, layout.tensors)
+    with _uncollected():
+        layout = resolve_layout(offers)
+        if before is not None:
+            check_same_tensors(before.tensors, layout.tensors)
     return layout
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Hold the collector of cycles off: it would walk over millions of tuples again and again, and find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 async def check_layout(bucket: RunBucket, current: Manifest | None, sha256: str, world_size: int) -> None:

@@ -1,12 +1,13 @@
 """From groups to bytes in files and back. Pure: arrays and arithmetic.
 
-A group's elements are the concatenation of its pieces; each piece is one or more runs of a tensor in a file.
+A group's elements are the concatenation of its pieces; each piece is one or more runs of a tensor in a file. A model of
+a million pieces has a million of them, and each is looked at twice a step: so they are rows of an array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -18,84 +19,113 @@ from rollout_agent.filetable import FileTable
 from weight_store.boxes import spans
 from weight_store.layout import Group
 
+_MANY = 500
+"""From here on the kernel that stores without holding the GIL is worth its call."""
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+Segments = NDArray[np.int64]
+"""One row a segment, in the group's order, with the fields of :class:`Segment` as columns."""
+
+
+class Segment(NamedTuple):
     """Elements ``start ..`` of a group: ``rows`` runs of ``run`` elements, ``stride`` elements apart, in file ``file``.
 
-    The first run begins at byte ``offset`` of the file. One row means contiguous.
+    The first run begins at element ``at`` of the file, were it all of the group's item size. One row means contiguous.
     """
 
     start: int
     file: int
-    offset: int
+    at: int
     run: int
     rows: int
     stride: int
 
-    @property
-    def elements(self) -> int:
-        """Number of elements."""
-        return self.run * self.rows
 
-
-def segments_of(group: Group, table: FileTable) -> tuple[Segment, ...]:
+def segments_of(group: Group, table: FileTable) -> Segments:
     """Where a group's elements lie, in the group's order; neighbours that touch are joined."""
-    found: list[Segment] = []
+    found: list[tuple[int, int, int, int, int, int]] = []
     size = group.itemsize
-    for piece in group.pieces:
-        place = table.places[piece.tensor.name]
-        at = piece.start
-        for span in spans(piece.box, piece.tensor.shape):
-            part = Segment(at, place.file, place.offset + span.start * size, span.run, span.rows, span.stride)
-            at += part.elements
-            if found and _touch(found[-1], part, size):
-                found[-1] = replace(found[-1], run=found[-1].run + part.run)
+    end = (-1, -1)  # file and element after the last segment, if that is contiguous
+    for tensor, box, start in group.pieces:
+        place = table.places[tensor.name]
+        first = place.offset // size
+        for offset, run, rows, stride in spans(box, tensor.shape):
+            at = first + offset
+            if rows == 1 and (place.file, at) == end:
+                joined = found[-1]
+                found[-1] = (*joined[:3], joined[3] + run, 1, joined[3] + run)
             else:
-                found.append(part)
-    return tuple(found)
+                found.append((start, place.file, at, run, rows, stride))
+            end = (place.file, at + run) if rows == 1 else (-1, -1)
+            start += run * rows
+    return np.array(found, np.int64).reshape(-1, len(Segment._fields))
 
 
-def _touch(a: Segment, b: Segment, size: int) -> bool:
-    return a.rows == b.rows == 1 and a.file == b.file and a.offset + a.run * size == b.offset
+def each(segments: Segments) -> Iterator[Segment]:
+    """The rows, one by one."""
+    return map(Segment._make, segments.tolist())
 
 
-def view(data: NDArray[np.uint8], segment: Segment, itemsize: int) -> Bits:
+def view(elements: Bits, segment: Segment) -> Bits:
     """The segment as it lies in a file: 1-D if contiguous, else 2-D ``[rows, run]``; shares the file's memory."""
-    dtype = BITS_OF_SIZE[itemsize]
-    end = segment.offset + ((segment.rows - 1) * segment.stride + segment.run) * itemsize
-    flat = data[segment.offset : end].view(dtype)
-    if segment.rows == 1:
-        return flat
-    strides = (segment.stride * itemsize, itemsize)
-    return as_strided(flat, (segment.rows, segment.run), strides, writeable=flat.flags.writeable)
+    _, _, at, run, rows, stride = segment
+    if rows == 1:
+        return elements[at : at + run]
+    flat = elements[at : at + (rows - 1) * stride + run]
+    strides = (stride * flat.itemsize, flat.itemsize)
+    return as_strided(flat, (rows, run), strides, writeable=flat.flags.writeable)
 
 
-def gather(files: Sequence[NDArray[np.uint8]], segments: Sequence[Segment], group: Group) -> Bits:
+def elements_of(data: NDArray[np.uint8], itemsize: int) -> Bits:
+    """A file's bytes as elements of ``itemsize`` bytes, to which its tensors are aligned; without a rest at the end."""
+    return data[: data.size - data.size % itemsize].view(BITS_OF_SIZE[itemsize])
+
+
+def gather(files: Sequence[NDArray[np.uint8]], segments: Segments, group: Group) -> Bits:
     """The group's bits, read-only: a view where they are one contiguous range, else a copy."""
-    if len(segments) == 1 and segments[0].rows == 1:
-        bits = view(files[segments[0].file], segments[0], group.itemsize)
+    elements = {file: elements_of(files[file], group.itemsize) for file in set(segments[:, 1].tolist())}
+    if len(segments) == 1 and segments[0, 4] == 1:
+        (segment,) = each(segments)
+        bits = view(elements[segment.file], segment)
     else:
         bits = np.empty(group.elements, BITS_OF_SIZE[group.itemsize])
-        for segment in segments:
-            part = bits[segment.start : segment.start + segment.elements]
-            source = view(files[segment.file], segment, group.itemsize)
+        for segment in each(segments):
+            source = view(elements[segment.file], segment)
+            part = bits[segment.start : segment.start + source.size]
             part.reshape(source.shape)[...] = source
     bits = bits.view()
     bits.flags.writeable = False
     return bits
 
 
-def store(data: NDArray[np.uint8], segment: Segment, itemsize: int, change: Change) -> None:
-    """Store the part of a group's change that falls into one segment into its file's bytes."""
-    target = view(data, segment, itemsize)
-    end = segment.start + segment.elements
+def by_file(segments: Segments) -> Iterator[tuple[int, Segments]]:
+    """The rows of each file, with its number."""
+    for file in sorted(set(segments[:, 1].tolist())):
+        yield file, segments[segments[:, 1] == file]
+
+
+def store(data: NDArray[np.uint8], segments: Segments, itemsize: int, change: Change) -> None:
+    """Store the parts of a group's change that fall into ``segments`` into the bytes of their file."""
+    elements = elements_of(data, itemsize)
     if change.whole is not None:
-        target[...] = change.whole[segment.start : end].reshape(target.shape)
+        for segment in each(segments):
+            target = view(elements, segment)
+            target[...] = change.whole[segment.start : segment.start + target.size].reshape(target.shape)
         return
-    low, high = np.searchsorted(change.index, (segment.start, end))
-    index, bits = change.index[low:high] - np.uint32(segment.start), change.bits[low:high]
-    if segment.rows == 1:
-        apply_change(target, Change(index, bits, None, b""))
-    else:
-        target[index // segment.run, index % segment.run] = bits
+    starts = segments[:, 0]
+    lows, highs = np.searchsorted(change.index, (starts, starts + segments[:, 3] * segments[:, 4]))
+    for segment, low, high in zip(each(segments), lows.tolist(), highs.tolist(), strict=True):
+        index, bits = change.index[low:high] - np.uint32(segment.start), change.bits[low:high]
+        target = view(elements, segment)
+        if segment.rows > 1:
+            target[index // segment.run, index % segment.run] = bits
+        elif index.size > _MANY:
+            apply_change(target, Change(index, bits, None, b""))
+        else:
+            target[index] = bits
+
+
+def copy(target: NDArray[np.uint8], source: NDArray[np.uint8], segments: Segments, itemsize: int) -> None:
+    """Copy what ``segments`` cover from one file's bytes to another's."""
+    to, of = elements_of(target, itemsize), elements_of(source, itemsize)
+    for segment in each(segments):
+        view(to, segment)[...] = view(of, segment)

@@ -55,6 +55,7 @@ class Updater:
         self.fetcher = Fetcher(source.store, source.run, pool)
         self.replacing = asyncio.Lock()
         """Held while another version takes the place of the one held, and to begin to tell an engine of that."""
+        self._known: tuple[Layout, FileTable, frozenset[int] | None] | None = None
 
     async def advance(self, position: Position, *, afresh: bool = False) -> None:
         """Bring the holding to ``position``, which is not older than what it holds.
@@ -72,7 +73,7 @@ class Updater:
             return
         for number, hop in enumerate(hops):
             loaded = await self._source.load(hop)
-            if not self._fits(loaded):
+            if self._kept_groups(loaded.layout) is None:
                 await self._beside(manifest, position, None)
                 return
             if _log_share(loaded) > LOG_SHARE:
@@ -110,13 +111,20 @@ class Updater:
             return None
         return holding.held if holding.weights is not None and not holding.damage else None
 
-    def _fits(self, hop: LoadedHop) -> bool:
-        """Whether the hop's groups are cut so that the kept ones hold kept tensors only."""
+    def _kept_groups(self, layout: Layout) -> frozenset[int] | None:
+        """The groups of the kept tensors; None if the layout cuts them so that they hold others as well.
+
+        Remembered, since it takes a look at each piece, and layout and files are mostly those of the step before.
+        """
         weights = self._holding.weights
         if weights is None:
-            return False
-        names = weights.table.places.keys()
-        return is_closed(wanted_groups(hop.layout, names), names)
+            return None
+        if self._known is None or self._known[0] is not layout or self._known[1] is not weights.table:
+            names = weights.table.places.keys()
+            wanted = wanted_groups(layout, names)
+            kept = frozenset(group.index for group in wanted) if is_closed(wanted, names) else None
+            self._known = layout, weights.table, kept
+        return self._known[2]
 
     async def _keep(self, version: Version, layout: Layout) -> None:
         """Keep layout and assets of a version locally, before anything refers to them."""
@@ -134,7 +142,7 @@ class Updater:
         weights = holding.weights
         if weights is None:
             raise DamagedFiles(f"{holding.places.model} holds no weights")
-        wanted = {group.index for group in wanted_groups(hop.layout, weights.table.places.keys())}
+        wanted = self._kept_groups(hop.layout) or frozenset()
         await self._keep(hop.version, hop.layout)
         writer = await self._local(holding.begin_log, hop.version)
         table = {index: hop.ranges[index].digest for index in wanted}

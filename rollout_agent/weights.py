@@ -17,7 +17,7 @@ from rollout_agent import segments
 from rollout_agent.disk import Disk, Mapped
 from rollout_agent.errors import DamagedFiles
 from rollout_agent.filetable import FileTable
-from rollout_agent.segments import Segment
+from rollout_agent.segments import Segments
 from weight_store.layout import Group, Tensor
 
 
@@ -70,6 +70,7 @@ class Weights:
         self.table = table
         self.directory = directory
         self._maps: list[Mapped] = []
+        self._segments: dict[int, tuple[Group, Segments]] = {}
         try:
             for file in table.files:
                 self._maps.append(disk.map(directory / file.name, writable=writable))
@@ -87,9 +88,9 @@ class Weights:
 
     def apply(self, group: Group, change: Change) -> None:
         """Store a change of a group."""
-        for segment in self._of(group):
-            mapped = self._maps[segment.file]
-            mapped.change(partial(segments.store, mapped.data, segment, group.itemsize, change))
+        for file, rows in segments.by_file(self._of(group)):
+            mapped = self._maps[file]
+            mapped.change(partial(segments.store, mapped.data, rows, group.itemsize, change))
 
     def copy_from(self, other: Weights, tensors: Iterable[Tensor]) -> None:
         """Copy the bytes of those ``tensors`` that both have."""
@@ -100,12 +101,9 @@ class Weights:
 
     def copy_group(self, other: Weights, group: Group) -> None:
         """Copy the bytes of a group from files of the same table."""
-        for segment in self._of(group):
-            mapped = self._maps[segment.file]
-            target = segments.view(mapped.data, segment, group.itemsize)
-            mapped.change(
-                partial(np.copyto, target, segments.view(other._maps[segment.file].data, segment, group.itemsize))
-            )
+        for file, rows in segments.by_file(self._of(group)):
+            mapped, source = self._maps[file], other._maps[file]
+            mapped.change(partial(segments.copy, mapped.data, source.data, rows, group.itemsize))
 
     def edited_heads(self, names: Collection[str] | None = None) -> tuple[str, ...]:
         """Names of those files (all, or those in ``names``) whose first bytes are not the table's."""
@@ -122,7 +120,7 @@ class Weights:
 
     def files_of(self, group: Group) -> frozenset[str]:
         """Names of the files that the group has bytes in."""
-        return frozenset(self.table.files[segment.file].name for segment in self._of(group))
+        return frozenset(self.table.files[file].name for file in self._of(group)[:, 1].tolist())
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         place = self.table.places[name]
@@ -149,8 +147,12 @@ class Weights:
             mapped.close()
         self._maps = []
 
-    def _of(self, group: Group) -> tuple[Segment, ...]:
-        return segments.segments_of(group, self.table)
+    def _of(self, group: Group) -> Segments:
+        """Found once for each group of the layout in use: a step needs it again and again."""
+        known = self._segments.get(group.index)
+        if known is None or known[0] is not group:
+            known = self._segments[group.index] = group, segments.segments_of(group, self.table)
+        return known[1]
 
 
 def digests(weights: Weights, groups: Iterable[Group], pool: Executor) -> Iterator[tuple[Group, bytes]]:

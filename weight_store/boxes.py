@@ -81,8 +81,12 @@ def spans(box: Box, shape: Dims) -> list[Span]:
 
     Every element of the box appears in exactly one span, in order. A box of whole rows is one run.
     """
-    if box.elements == 0:
+    elements = box.elements
+    if elements == 0:
         return []
+    if box.sizes[1:] == shape[1:]:  # whole rows, as most pieces of most models
+        start = box.offsets[0] * (elements // box.sizes[0]) if shape else 0
+        return [Span(start, elements, 1, elements)]
     starts = [sum(offset * stride for offset, stride in zip(box.offsets, _strides(shape), strict=True))]
     (run, _), *outer = _loops(box, shape)
     if not outer:
@@ -151,16 +155,19 @@ def is_one_cut(boxes: Sequence[tuple[Dims, Dims]], shape: Dims) -> bool:
     offsets, sizes = boxes[0]
     if not len(offsets) == len(sizes) == len(shape):
         return False
-    axis = next((d for d, size in enumerate(sizes) if size != shape[d]), None)
-    if axis is None:
+    if sizes == shape:
         return len(boxes) == 1 and not any(offsets)
+    axis = next(d for d, size in enumerate(sizes) if size != shape[d])
     before, after = (0,) * axis, (0,) * (len(shape) - axis - 1)
     end = 0
+    last: Dims | None = None
     for offsets, sizes in sorted(boxes):
-        if len(sizes) != len(shape) or offsets != (*before, end, *after):
+        if offsets != (*before, end, *after):
             return False
-        if sizes[:axis] != shape[:axis] or sizes[axis + 1 :] != shape[axis + 1 :]:
-            return False
+        if sizes != last:  # mostly all are of one size
+            if len(sizes) != len(shape) or sizes[:axis] != shape[:axis] or sizes[axis + 1 :] != shape[axis + 1 :]:
+                return False
+            last = sizes
         end += sizes[axis]
     return end == shape[axis]
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -35,19 +35,34 @@ MAX_MODEL_BYTES = 1 << 46
 _INTEGER = re.compile(r"(\d+)")
 
 
+_Kind = tuple[str, int, Dims]
+"""Dtype, item size and shape."""
+
+
 @dataclass(slots=True)
 class _Offered:
-    dtype: str
-    itemsize: int
-    shape: Dims
+    kind: _Kind
     first_rank: int
     ranks: dict[Box, list[int]] = field(default_factory=dict)
+
+    @property
+    def dtype(self) -> str:
+        return self.kind[0]
+
+    @property
+    def itemsize(self) -> int:
+        return self.kind[1]
+
+    @property
+    def shape(self) -> Dims:
+        return self.kind[2]
 
 
 class _Owned(NamedTuple):
     tensor: int
     owner: int
     box: Box
+    nbytes: int
 
 
 def layer_order(name: str) -> tuple[tuple[int, int, str], ...]:
@@ -97,10 +112,10 @@ def resolve_layout(offers: Sequence[Offer]) -> Layout:
     offered = _collect(offers)
     _check_model(offered)
     names = sorted(offered, key=lambda name: (layer_order(name), name))
-    for name in names:
-        _check_boxes(name, offered[name])
+    solid = [_solid(offered[name]) for name in names]
+    _check_boxes(names, offered, solid)
     frozen = _frozen(offers, offered)
-    owned = _assign(names, offered)
+    owned = _assign([offered[name].itemsize for name in names], solid)
     order, group_owner, group_start = _form_groups(names, offered, frozen, owned)
     try:
         return Layout(
@@ -133,23 +148,24 @@ def _check_world(offers: Sequence[Offer]) -> None:
 def _collect(offers: Sequence[Offer]) -> dict[str, _Offered]:
     found: dict[str, _Offered] = {}
     for offer in offers:
-        rows = zip(offer.names, offer.dtypes, offer.itemsizes, offer.shapes, offer.boxes(), strict=True)
-        for name, dtype, itemsize, shape, box in rows:
+        rank = offer.rank
+        kinds = zip(offer.dtypes, offer.itemsizes, offer.shapes, strict=True)
+        for name, kind, box in zip(offer.names, kinds, offer.boxes(), strict=True):
             known = found.get(name)
             if known is None:
-                known = found[name] = _Offered(dtype, itemsize, shape, offer.rank)
-            elif (known.dtype, known.itemsize, known.shape) != (dtype, itemsize, shape):
+                known = found[name] = _Offered(kind, rank)
+            elif known.kind != kind:
                 raise LayoutError(
                     f"rank {known.first_rank} offers {name} as {known.dtype} {list(known.shape)}, "
-                    f"rank {offer.rank} as {dtype} {list(shape)}"
+                    f"rank {rank} as {kind[0]} {list(kind[2])}"
                 )
             holders = known.ranks.get(box)
             if holders is None:
-                known.ranks[box] = [offer.rank]
-            elif holders[-1] == offer.rank:
-                raise LayoutError(f"rank {offer.rank} offers box {box} of {name} twice")
+                known.ranks[box] = [rank]
+            elif holders[-1] == rank:
+                raise LayoutError(f"rank {rank} offers box {box} of {name} twice")
             else:
-                holders.append(offer.rank)
+                holders.append(rank)
     return found
 
 
@@ -161,9 +177,32 @@ def _check_model(offered: dict[str, _Offered]) -> None:
         raise LayoutError(f"the offered tensors have {total} bytes, more than the {MAX_MODEL_BYTES} a run may have")
 
 
-def _check_boxes(name: str, offered: _Offered) -> None:
-    boxes = list(_solid(offered))
-    if is_one_cut(boxes, offered.shape):
+_Solid = dict[Box, list[int]]
+"""The ranks that hold each box of a tensor."""
+
+
+def _solid(offered: _Offered) -> _Solid:
+    """The boxes that hold elements; of a tensor without elements, one box, so that somebody owns the tensor."""
+    ranks = offered.ranks
+    if 0 not in offered.shape and not any(0 in sizes for _, sizes in ranks):
+        return ranks
+    solid = {box: holders for box, holders in ranks.items() if box.elements}
+    first = min(ranks)
+    return solid or {first: ranks[first]}
+
+
+def _check_boxes(names: Sequence[str], offered: dict[str, _Offered], solid: Sequence[_Solid]) -> None:
+    """Once for all tensors of one shape that are cut alike, as those of most layers are."""
+    checked: set[tuple[Dims, tuple[Box, ...]]] = set()
+    for name, boxes in zip(names, solid, strict=True):
+        cut = offered[name].shape, tuple(boxes)
+        if cut not in checked:
+            _check_cut(name, offered[name], *cut)
+            checked.add(cut)
+
+
+def _check_cut(name: str, offered: _Offered, shape: Dims, boxes: Sequence[Box]) -> None:
+    if is_one_cut(boxes, shape):
         return
     try:
         pair = find_overlap(boxes)
@@ -175,19 +214,8 @@ def _check_boxes(name: str, offered: _Offered) -> None:
             f"{name}: box {a} of rank {offered.ranks[a][0]} and box {b} of rank {offered.ranks[b][0]} "
             "overlap without being identical; offer each element from identical boxes or from one rank"
         )
-    if sum(box.elements for box in boxes) != Box(offered.shape, offered.shape).elements:
-        raise LayoutError(f"{name}: no rank offers {find_hole(boxes, offered.shape)}")
-
-
-def _solid(offered: _Offered) -> dict[Box, list[int]]:
-    """The boxes that hold elements; of a tensor without elements, one box, so that somebody owns the tensor."""
-    if 0 not in offered.shape and all(all(box.sizes) for box in offered.ranks):
-        return offered.ranks
-    solid = {box: ranks for box, ranks in offered.ranks.items() if box.elements}
-    if solid:
-        return solid
-    first = min(offered.ranks)
-    return {first: offered.ranks[first]}
+    if sum(box.elements for box in boxes) != Box(shape, shape).elements:
+        raise LayoutError(f"{name}: no rank offers {find_hole(boxes, shape)}")
 
 
 def _frozen(offers: Sequence[Offer], offered: dict[str, _Offered]) -> set[str]:
@@ -213,24 +241,23 @@ def _aliases(offers: Sequence[Offer], offered: dict[str, _Offered]) -> dict[str,
     return dict(sorted(found.items()))
 
 
-def _assign(names: Sequence[str], offered: dict[str, _Offered]) -> list[_Owned]:
+def _assign(itemsizes: Sequence[int], solid: Sequence[_Solid]) -> list[_Owned]:
     """Sole offerers first, then replicated boxes from large to small to the rank with the least so far."""
     load: dict[int, int] = defaultdict(int)
     owned: list[_Owned] = []
     shared: list[tuple[int, int, Box, list[int]]] = []
-    for tensor, name in enumerate(names):
-        about = offered[name]
-        for box, ranks in _solid(about).items():
-            nbytes = box.elements * about.itemsize
+    for tensor, (itemsize, boxes) in enumerate(zip(itemsizes, solid, strict=True)):
+        for box, ranks in boxes.items():
+            nbytes = math.prod(box[1]) * itemsize
             if len(ranks) == 1:
                 load[ranks[0]] += nbytes
-                owned.append(_Owned(tensor, ranks[0], box))
+                owned.append(_Owned(tensor, ranks[0], box, nbytes))
             else:
                 shared.append((-nbytes, tensor, box, ranks))
     for minus_nbytes, tensor, box, ranks in sorted(shared):
         owner = min(ranks, key=lambda rank: (load[rank], rank))
         load[owner] -= minus_nbytes
-        owned.append(_Owned(tensor, owner, box))
+        owned.append(_Owned(tensor, owner, box, -minus_nbytes))
     return owned
 
 
@@ -238,24 +265,30 @@ def _form_groups(
     names: Sequence[str], offered: dict[str, _Offered], frozen: set[str], owned: Iterable[_Owned]
 ) -> tuple[list[_Owned], list[int], list[int]]:
     """Return pieces in group order, each group's owner, and each group's first piece."""
-    pieces = sorted(owned, key=lambda p: (p.tensor, p.owner, p.box))
-    blocks = _blocks(names, offered, frozen, pieces)
+    pieces = sorted(owned)
+    blocks = _blocks(names, frozen, pieces)
+    kinds = [(offered[name].dtype, name in frozen) for name in names]
     buckets: dict[tuple[int, int, str, bool], list[_Owned]] = defaultdict(list)
     for piece in pieces:
-        name = names[piece.tensor]
-        dtype, itemsize = offered[name].dtype, offered[name].itemsize
-        for box in split(piece.box, max(1, PIECE_BYTES // itemsize)):
-            key = blocks[piece.tensor], piece.owner, dtype, name in frozen
-            buckets[key].append(_Owned(piece.tensor, piece.owner, box))
+        bucket = buckets[blocks[piece.tensor], piece.owner, *kinds[piece.tensor]]
+        if piece.nbytes <= PIECE_BYTES:
+            bucket.append(piece)
+        else:
+            bucket.extend(_cut_up(piece, offered[names[piece.tensor]].itemsize))
     order: list[_Owned] = []
     group_owner: list[int] = []
     group_start: list[int] = []
     for key in sorted(buckets):
-        for group in _pack(buckets[key], offered[names[buckets[key][0].tensor]].itemsize):
+        for group in _pack(buckets[key]):
             group_owner.append(key[1])
             group_start.append(len(order))
             order.extend(group)
     return order, group_owner, group_start
+
+
+def _cut_up(piece: _Owned, itemsize: int) -> Iterator[_Owned]:
+    for box in split(piece.box, PIECE_BYTES // itemsize):
+        yield _Owned(piece.tensor, piece.owner, box, box.elements * itemsize)
 
 
 @dataclass(slots=True)
@@ -265,22 +298,23 @@ class _Stack:
     owners: set[int] = field(default_factory=set)
 
 
-def _blocks(
-    names: Sequence[str], offered: dict[str, _Offered], frozen: set[str], pieces: Sequence[_Owned]
-) -> list[int]:
+def _blocks(names: Sequence[str], frozen: set[str], pieces: Sequence[_Owned]) -> list[int]:
     """The block of each tensor, numbered in the order of the layers: the same for all owners and dtypes."""
-    trained = (p.box.elements * offered[names[p.tensor]].itemsize for p in pieces if names[p.tensor] not in frozen)
-    if sum(trained) < 2 * BLOCK_BYTES:
+    trained = [name not in frozen for name in names]
+    if sum(piece.nbytes for piece in pieces if trained[piece.tensor]) < 2 * BLOCK_BYTES:
         return [0] * len(names)  # all of the model is less than one group
     places = [stack_of(layer) or (layer, -1) for layer in map(layer_of, names)]
     stacks: dict[str, _Stack] = defaultdict(_Stack)
-    for piece in pieces:
-        name, (stack_name, number) = names[piece.tensor], places[piece.tensor]
-        if number >= 0 and name not in frozen:
-            stack = stacks[stack_name]
-            stack.nbytes += piece.box.elements * offered[name].itemsize
-            stack.layers.add(number)
-            stack.owners.add(piece.owner)
+    stack_at: list[_Stack | None] = []
+    for (stack_name, number), counts in zip(places, trained, strict=True):
+        stack_at.append(stacks[stack_name] if counts and number >= 0 else None)
+        if stack_at[-1]:
+            stack_at[-1].layers.add(number)
+    for tensor, owner, _, nbytes in pieces:
+        stack = stack_at[tensor]
+        if stack:
+            stack.nbytes += nbytes
+            stack.owners.add(owner)
     joined = {name: layers_in_a_block(len(s.layers), len(s.owners), s.nbytes) for name, s in stacks.items()}
     nth: dict[tuple[str, int], int] = {}
     for stack_name, group in itertools.groupby(sorted(set(places)), key=lambda place: place[0]):
@@ -290,14 +324,14 @@ def _blocks(
     return [order[block] for block in blocks]
 
 
-def _pack(pieces: Sequence[_Owned], itemsize: int) -> list[list[_Owned]]:
+def _pack(pieces: Sequence[_Owned]) -> list[list[_Owned]]:
     """Close a group at GROUP_BYTES; a remainder below that joins the group before it."""
     groups: list[list[_Owned]] = []
     current: list[_Owned] = []
     held = 0
     for piece in pieces:
         current.append(piece)
-        held += piece.box.elements * itemsize
+        held += piece.nbytes
         if held >= GROUP_BYTES:
             groups.append(current)
             current, held = [], 0

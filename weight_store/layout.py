@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from weight_store.boxes import Box, Dims, find_hole, find_overlap, is_one_cut, span_count
 from weight_store.errors import LayoutError
-from weight_store.offer import Alias, DtypeName, Itemsize, Shape, TensorName, check_tensor
+from weight_store.offer import Alias, DtypeName, Itemsize, Shape, TensorName, check_tensors
 from weight_store.records import Count, Rank, Record
 from weight_store.version import WorldSize
 
@@ -96,38 +96,73 @@ class Layout(Record):
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """Tensors in layer order."""
-        frozen = set(self.frozen)
-        columns = zip(self.names, self.dtypes, self.itemsizes, self.shapes, strict=True)
-        return tuple(Tensor(*row, i in frozen) for i, row in enumerate(columns))
+        return tuple(map(self._tensor, range(len(self.names))))
 
     @cached_property
     def groups(self) -> tuple[Group, ...]:
         """Groups in order; ``groups[i].index == i``."""
-        return tuple(map(self._group, itertools.count(), self.group_owner, self.group_rows))
-
-    @property
-    def group_rows(self) -> list[slice]:
-        """The rows of each group in the columns of pieces."""
-        ends = (*self.group_start[1:], len(self.piece_tensor)) if self.group_start else ()
-        return list(map(slice, self.group_start, ends))
-
-    def _group(self, index: int, owner: int, rows: slice) -> Group:
-        tensors = [self.tensors[tensor] for tensor in self.piece_tensor[rows]]
-        boxes = map(Box, self.piece_offsets[rows], self.piece_sizes[rows])
-        *starts, end = itertools.accumulate(map(math.prod, self.piece_sizes[rows]), initial=0)
-        pieces = tuple(map(PlacedPiece, tensors, boxes, starts))
-        return Group(index, owner, tensors[0].dtype, tensors[0].itemsize, tensors[0].frozen, pieces, end)
+        return tuple(map(self._group, range(len(self.group_owner))))
 
     def owned(self, rank: int) -> tuple[Group, ...]:
         """The groups of one rank, in order."""
-        return self._by_owner.get(rank, ())
+        return tuple(map(self._group, self.owned_indices.get(rank, ())))
 
     @cached_property
-    def _by_owner(self) -> dict[int, tuple[Group, ...]]:
-        found: dict[int, list[Group]] = {}
-        for group in self.groups:
-            found.setdefault(group.owner, []).append(group)
-        return {rank: tuple(groups) for rank, groups in found.items()}
+    def owned_indices(self) -> dict[int, list[int]]:
+        """The indices of each rank's groups, in order; of ranks that own any."""
+        found: dict[int, list[int]] = {}
+        for index, owner in enumerate(self.group_owner):
+            found.setdefault(owner, []).append(index)
+        return found
+
+    @cached_property
+    def group_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Elements and bytes of each group, for who needs no more of it."""
+        elements = list(map(math.prod, self.piece_sizes))
+        sizes: list[tuple[int, int]] = []
+        for rows in self.group_rows:
+            held = sum(elements[rows])
+            sizes.append((held, held * self.itemsizes[self.piece_tensor[rows.start]]))
+        return tuple(sizes)
+
+    @cached_property
+    def group_rows(self) -> tuple[slice, ...]:
+        """The rows of each group in the columns of pieces."""
+        ends = (*self.group_start[1:], len(self.piece_tensor)) if self.group_start else ()
+        return tuple(map(slice, self.group_start, ends))
+
+    # Made one by one, and once, as they are asked for: a rank needs its own of a million pieces, a coordinator none.
+
+    def _tensor(self, index: int) -> Tensor:
+        found = self._tensors.get(index)
+        if found is None:
+            row = self.names[index], self.dtypes[index], self.itemsizes[index], self.shapes[index]
+            found = self._tensors.setdefault(index, Tensor(*row, index in self._frozen))
+        return found
+
+    def _group(self, index: int) -> Group:
+        found = self._groups.get(index)
+        if found is None:
+            rows = self.group_rows[index]
+            tensors = list(map(self._tensor, self.piece_tensor[rows]))
+            boxes = map(Box, self.piece_offsets[rows], self.piece_sizes[rows])
+            *starts, end = itertools.accumulate(map(math.prod, self.piece_sizes[rows]), initial=0)
+            pieces = tuple(map(PlacedPiece, tensors, boxes, starts))
+            kind = tensors[0].dtype, tensors[0].itemsize, tensors[0].frozen
+            found = self._groups.setdefault(index, Group(index, self.group_owner[index], *kind, pieces, end))
+        return found
+
+    @cached_property
+    def _tensors(self) -> dict[int, Tensor]:
+        return {}
+
+    @cached_property
+    def _groups(self) -> dict[int, Group]:
+        return {}
+
+    @cached_property
+    def _frozen(self) -> frozenset[int]:
+        return frozenset(self.frozen)
 
     @property
     def elements(self) -> int:
@@ -143,13 +178,19 @@ class Layout(Record):
 def check_layout(layout: Layout) -> None:
     """``ValueError`` naming the tensor unless columns agree, groups are uniform and pieces tile every tensor."""
     _check_columns(layout)
-    boxes: list[list[Box]] = [[] for _ in layout.names]
-    for tensor, box in zip(layout.piece_tensor, map(Box, layout.piece_offsets, layout.piece_sizes), strict=True):
-        boxes[tensor].append(box)
-    for name, itemsize, shape, pieces in zip(layout.names, layout.itemsizes, layout.shapes, boxes, strict=True):
-        check_tensor(name, shape, itemsize)
-        if not is_one_cut(pieces, shape):
-            _check_tiling(name, shape, pieces)
+    check_tensors(layout.names, layout.shapes, layout.itemsizes)
+    cuts: list[list[tuple[Dims, Dims]]] = [[] for _ in layout.names]
+    for tensor, box in zip(
+        layout.piece_tensor, zip(layout.piece_offsets, layout.piece_sizes, strict=True), strict=True
+    ):
+        cuts[tensor].append(box)
+    checked: set[tuple[Dims, tuple[tuple[Dims, Dims], ...]]] = set()
+    for name, shape, boxes in zip(layout.names, layout.shapes, cuts, strict=True):
+        cut = shape, tuple(boxes)
+        if cut not in checked:  # tensors of one shape are mostly cut alike
+            if not is_one_cut(boxes, shape):
+                _check_tiling(name, shape, [Box(*box) for box in boxes])
+            checked.add(cut)
     _check_groups(layout)
 
 
@@ -198,12 +239,9 @@ def _check_groups(layout: Layout) -> None:
     frozen = set(layout.frozen)
     columns = zip(layout.dtypes, layout.itemsizes, strict=True)
     kinds = [(*kind, tensor in frozen) for tensor, kind in enumerate(columns)]
-    elements = list(map(math.prod, layout.piece_sizes))
-    for index, rows in enumerate(layout.group_rows):
-        found = {kinds[tensor] for tensor in layout.piece_tensor[rows]}
-        if len(found) != 1:
+    for index, (rows, (_, nbytes)) in enumerate(zip(layout.group_rows, layout.group_sizes, strict=True)):
+        if len({kinds[tensor] for tensor in layout.piece_tensor[rows]}) != 1:
             raise ValueError(f"group {index} mixes dtypes or frozen tensors")
-        nbytes = sum(elements[rows]) * found.pop()[1]
         if nbytes > MAX_GROUP_BYTES:
             raise ValueError(f"group {index} has {nbytes} bytes, more than {MAX_GROUP_BYTES}")
 

@@ -112,7 +112,7 @@ def seal(
         raise FormatError(f"version {opened.version} has {len(receipts)} receipts of {opened.world_size}")
     for rank, (receipt, _) in enumerate(receipts):
         check_belongs(receipt, opened, rank)
-        check_receipt(receipt, layout.owned(rank))
+        check_receipt(receipt, layout)
         if parent is None and len(receipt.full) != len(receipt.sizes):
             raise FormatError(f"rank {rank} reports a delta, but version {opened.version} has no parent")
     refs = tuple(

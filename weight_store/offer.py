@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import itertools
+import operator
 import re
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
@@ -63,24 +65,34 @@ class Offer(Record):
             raise ValueError("columns of an offer differ in length")
         if self.rank >= self.world_size:
             raise ValueError(f"rank {self.rank} of a world of {self.world_size}")
-        for name, itemsize, shape, box in zip(self.names, self.itemsizes, self.shapes, self.boxes(), strict=True):
-            check_tensor(name, shape, itemsize)
+        check_tensors(self.names, self.shapes, self.itemsizes)
+        # Most rows are like others: each kind is looked at once.
+        for shape, offsets, sizes in set(zip(self.shapes, self.offsets, self.sizes, strict=True)):
+            if not Box(offsets, sizes).inside(shape):
+                self._refuse_outside()
+        return self
+
+    def _refuse_outside(self) -> None:
+        for name, shape, box in zip(self.names, self.shapes, self.boxes(), strict=True):
             if not box.inside(shape):
                 raise ValueError(f"box {box} of {name} lies outside its shape {list(shape)}")
-        return self
 
     def boxes(self) -> list[Box]:
         """One box a row."""
         return list(map(Box, self.offsets, self.sizes))
 
 
-def check_tensor(name: str, shape: Dims, itemsize: int) -> None:
-    """``ValueError`` if no file can hold the tensor: its name is reserved, or it is larger than 2**50 bytes."""
-    check_not_reserved(name)
-    if 0 not in shape and math.prod(shape, start=itemsize) <= MAX_TENSOR_BYTES:
-        return
-    total = itemsize
-    for extent in shape:
-        total *= extent
-        if total > MAX_TENSOR_BYTES:
-            raise ValueError(f"tensor {name} of shape {list(shape)} has more than 2**50 bytes")
+def check_tensors(names: Sequence[str], shapes: Sequence[Dims], itemsizes: Sequence[int]) -> None:
+    """``ValueError`` if no file can hold a tensor: its name is reserved, or it is larger than 2**50 bytes."""
+    if METADATA in names:
+        check_not_reserved(METADATA)
+    large = {kind for kind in set(zip(shapes, itemsizes, strict=True)) if _is_too_large(*kind)}
+    if large:
+        rows = zip(names, shapes, itemsizes, strict=True)
+        name, shape = next((name, shape) for name, shape, itemsize in rows if (shape, itemsize) in large)
+        raise ValueError(f"tensor {name} of shape {list(shape)} has more than 2**50 bytes")
+
+
+def _is_too_large(shape: Dims, itemsize: int) -> bool:
+    """Also where a later extent is 0: readers multiply from the first on."""
+    return any(total > MAX_TENSOR_BYTES for total in itertools.accumulate(shape, operator.mul, initial=itemsize))

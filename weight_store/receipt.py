@@ -6,7 +6,6 @@ enough to find every group. Digests are per group (XXH3-128 of the rebuilt bytes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -130,7 +129,7 @@ class GroupRange:
 
 def group_ranges(receipt: Receipt, layout: Layout) -> list[GroupRange]:
     """Pair a receipt with its layout. ``FormatError`` if it does not report exactly the rank's groups within bounds."""
-    check_receipt(receipt, layout.owned(receipt.rank))
+    check_receipt(receipt, layout)
     full = set(receipt.full)
     return [
         GroupRange(group, receipt.offsets[i], receipt.sizes[i], receipt.digest(i), receipt.changed[i], i in full)
@@ -138,20 +137,27 @@ def group_ranges(receipt: Receipt, layout: Layout) -> list[GroupRange]:
     ]
 
 
-def check_receipt(receipt: Receipt, owned: Sequence[Group]) -> None:
-    """``FormatError`` naming rank and tensor unless the receipt reports exactly the ``owned`` groups within bounds."""
+def check_receipt(receipt: Receipt, layout: Layout) -> None:
+    """``FormatError`` naming rank and tensor unless the receipt reports exactly its rank's groups within bounds."""
+    owned = layout.owned_indices.get(receipt.rank, [])
     if len(receipt.sizes) != len(owned):
-        missing = owned[len(receipt.sizes)].pieces[0] if len(receipt.sizes) < len(owned) else None
+        missing = layout.owned(receipt.rank)[len(receipt.sizes)].pieces[0] if len(receipt.sizes) < len(owned) else None
         what = f"{missing.tensor.name} {missing.box} is missing" if missing else "it reports groups it does not own"
         raise FormatError(
             f"rank {receipt.rank} reports {len(receipt.sizes)} groups of {len(owned)} that it owns: {what}"
         )
-    for i, group in enumerate(owned):
-        name = group.pieces[0].tensor.name
-        if receipt.sizes[i] > group.nbytes + GROUP_OVERHEAD_BYTES:
+    for index, size, changed in zip(owned, receipt.sizes, receipt.changed, strict=True):
+        elements, nbytes = layout.group_sizes[index]
+        if size > nbytes + GROUP_OVERHEAD_BYTES:
             raise FormatError(
-                f"rank {receipt.rank} claims {receipt.sizes[i]} bytes for the group of {name}, "
-                f"whose weights have {group.nbytes}"
+                f"rank {receipt.rank} claims {size} bytes for the group of {_first_name(layout, index)}, "
+                f"whose weights have {nbytes}"
             )
-        if receipt.changed[i] > group.elements:
-            raise FormatError(f"rank {receipt.rank} reports more changes than weights in the group of {name}")
+        if changed > elements:
+            raise FormatError(
+                f"rank {receipt.rank} reports more changes than weights in the group of {_first_name(layout, index)}"
+            )
+
+
+def _first_name(layout: Layout, group: int) -> str:
+    return layout.names[layout.piece_tensor[layout.group_start[group]]]

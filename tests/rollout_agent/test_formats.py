@@ -63,8 +63,8 @@ def test_groups_gather_and_scatter_as_numpy_slices_do(
         new = bits.copy()
         new[picked] ^= 1
         for change in (Change(picked, new[picked], None, b""), Change(picked[:0], new[:0], new, b"")):
-            for segment in found:
-                segments.store(files[segment.file], segment, group.itemsize, change)
+            for file, rows in segments.by_file(found):
+                segments.store(files[file], rows, group.itemsize, change)
             assert np.array_equal(segments.gather(files, found, group), new)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from rollout_agent.errors import NotWhole
 from rollout_agent.replica import Replica
-from rollout_agent.segments import segments_of
+from rollout_agent.segments import each, segments_of
 from rollout_agent.verifying import verify_dir
 from tests.rollout_agent.following import before_commit, enters
 from tests.rollout_agent.harming import forge, swap_names
@@ -132,9 +132,9 @@ async def test_groups_and_header_cover_every_byte(training: Training, tmp_path: 
             bytearray(b"\1" * len(file.head) + bytes(file.size - len(file.head))) for file in weights.table.files
         ]
         for group in held.groups:
-            for part in segments_of(group, weights.table):
+            for part in each(segments_of(group, weights.table)):
                 for row in range(part.rows):
-                    start = part.offset + row * part.stride * group.itemsize
+                    start = (part.at + row * part.stride) * group.itemsize
                     end = start + part.run * group.itemsize
                     covered[part.file][start:end] = b"\1" * (end - start)
         assert all(all(file) for file in covered)

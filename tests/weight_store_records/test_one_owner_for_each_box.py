@@ -231,6 +231,30 @@ def test_layers_count_in_their_order_whatever_their_numbers(make) -> None:
     ]
 
 
+def test_the_bytes_of_a_tensor_beside_the_layers_of_its_stack_keep_none_apart(make) -> None:
+    rows = [row for i in range(4) for row in make.rows(f"layers.{i}.w", (8 * MIB // 2,))]
+    rows += make.rows("layers.weight", (24 * MIB // 2,))
+    layout = resolve_layout(make.offers(rows))
+    assert [[p.tensor.name for p in g.pieces] for g in layout.groups] == [
+        ["layers.0.w", "layers.weight"],
+        ["layers.1.w", "layers.2.w"],
+        ["layers.3.w"],
+    ]
+
+
+def test_one_tensor_of_many_alike_that_is_cut_otherwise_is_found(make) -> None:
+    names = [f"layers.{i}.w" for i in range(20)]
+    halves = Box((0, 0), (2, 4)), Box((2, 0), (2, 4))
+    ranks = [[row for name in names for row in make.rows(name, (4, 4), half)] for half in halves]
+    assert len(resolve_layout(make.offers(*ranks)).piece_tensor) == 40
+    short = [
+        *(row for name in names[:-1] for row in make.rows(name, (4, 4), halves[1])),
+        *make.rows(names[-1], (4, 4), Box((3, 0), (1, 4))),
+    ]
+    with pytest.raises(LayoutError, match=r"layers.19.w: no rank offers \[2:3, 0:4\]"):
+        resolve_layout(make.offers(ranks[0], short))
+
+
 def test_frozen_layers_do_not_keep_others_apart(make) -> None:
     shape = (20 * MIB // 2,)
     names = [f"layers.{i}.{part}" for i in range(4) for part in ("frozen", "trained")]

@@ -32,7 +32,7 @@ def test_missing_groups_are_named(make) -> None:
     with pytest.raises(
         FormatError, match=r"rank 1 reports 1 groups of 3 that it owns: layers.1.w1 \[0:2, 0:4\] is missing"
     ):
-        check_receipt(receipt, layout.owned(1))
+        check_receipt(receipt, layout)
 
 
 def test_extra_groups_are_refused(make) -> None:
@@ -41,22 +41,22 @@ def test_extra_groups_are_refused(make) -> None:
     with pytest.raises(
         FormatError, match="rank 0 reports 2 groups of 1 that it owns: it reports groups it does not own"
     ):
-        check_receipt(receipt, layout.owned(0))
+        check_receipt(receipt, layout)
     nobody = make.receipt(make.opened(layout), layout, 5, [b"x"])
     with pytest.raises(FormatError, match="rank 5 reports 1 groups of 0"):
-        check_receipt(nobody, layout.owned(5))
+        check_receipt(nobody, layout)
 
 
 def test_sizes_and_changes_are_bounded_by_the_group(make) -> None:
     layout = make.layout(world_size=1, layers=1)
     opened = make.opened(layout)
-    check_receipt(make.receipt(opened, layout, 0, [b"x" * (16 + 4096)]), layout.owned(0))
+    check_receipt(make.receipt(opened, layout, 0, [b"x" * (16 + 4096)]), layout)
     with pytest.raises(
         FormatError, match=r"rank 0 claims 4113 bytes for the group of layers.0.w0, whose weights have 16"
     ):
-        check_receipt(make.receipt(opened, layout, 0, [b"x" * (16 + 4097)]), layout.owned(0))
+        check_receipt(make.receipt(opened, layout, 0, [b"x" * (16 + 4097)]), layout)
     with pytest.raises(FormatError, match=r"rank 0 reports more changes than weights in the group of layers.0.w0"):
-        check_receipt(make.receipt(opened, layout, 0, [b"x"], changed=(9,)), layout.owned(0))
+        check_receipt(make.receipt(opened, layout, 0, [b"x"], changed=(9,)), layout)
 
 
 def test_a_rank_that_owns_nothing_sends_an_empty_shard(make) -> None:
@@ -105,3 +105,15 @@ def test_there_is_a_digest_for_every_block_begun(make) -> None:
         receipt = make.receipt(opened, layout, 0, [bytes(size)])
         assert len(receipt.blocks) == 64 * blocks
         assert receipt.block_sha256(blocks) == ""
+
+
+def test_groups_are_the_same_whoever_asks_for_them(make) -> None:
+    """They are made when they are asked for, and kept: what is remembered of one is found again."""
+    layout = make.layout()
+    own = layout.owned(1)
+    assert own
+    assert all(layout.groups[group.index] is group for group in own)
+    assert [group.index for rank in range(layout.world_size) for group in layout.owned(rank)] == [
+        index for rank in range(layout.world_size) for index in layout.owned_indices.get(rank, [])
+    ]
+    assert [(group.elements, group.nbytes) for group in layout.groups] == list(layout.group_sizes)
