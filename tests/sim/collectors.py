@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 MIN_AGE_S = 10.0
+DISTRUST = frozenset({"control", "head", "open", "manifest", "receipt"})
+"""Of these a collection may get wrong bytes, and delete nothing because of them."""
 
 
 class SimCollector:
@@ -34,7 +36,11 @@ class SimCollector:
         while True:
             await process.sleep(world.chance.uniform(4.0, 16.0))
             collector = Collector(
-                world.store(process, self.node), world.run, min_age_s=MIN_AGE_S, nonce=world.nonce, sleep=process.sleep
+                world.store(process, self.node, distrust=DISTRUST),
+                world.run,
+                min_age_s=MIN_AGE_S,
+                nonce=world.nonce,
+                sleep=process.sleep,
             )
             try:
                 await collector.collect(Wish(keep_versions=world.chance.choice((1, 2, 3))), wait=False)
