@@ -106,11 +106,14 @@ def measure_records(pieces: int) -> None:
 async def measure_sides(pieces: int, directory: Path) -> None:
     """Publish three versions: a full, the first delta, and one as all later ones are."""
     print(f"{'':<46}{'CPU':>9}{'memory':>12}{'peak':>12}")
-    store = open_store(f"file://{directory}")
+    bucket, files = directory / "bucket", directory / "model"
+    bucket.mkdir()
+    files.mkdir()
+    store = open_store(f"file://{bucket}")
     with (
-        closing(Side(directory, partial(CoordinatorSide, ranks=RANKS))) as coordinator,
-        closing(Side(directory, partial(RankSide, rank=0))) as rank,
-        closing(Side(directory, AgentSide)) as agent,
+        closing(Side(bucket, partial(CoordinatorSide, ranks=RANKS))) as coordinator,
+        closing(Side(bucket, partial(RankSide, rank=0))) as rank,
+        closing(Side(bucket, partial(AgentSide, directory=files))) as agent,
     ):
         run_id, term = told(coordinator, "coordinator: take over", "take_over", "a")
         for number in range(RANKS):
@@ -130,10 +133,11 @@ async def measure_sides(pieces: int, directory: Path) -> None:
                 told(agent, "one agent: full, layout, receipts and files", "join")
                 continue
             told(agent, f"one agent: {what}, receipts", "load")
-            told(agent, f"one agent: {what}, choose groups", "choose")
+            if ordinal == 1:
+                told(agent, f"one agent: {what}, choose groups", "choose")
             told(agent, f"one agent: {what}, find their bytes", "find")
             told(agent, f"one agent: {what}, digests", "record")
-    with closing(Side(directory, partial(CoordinatorSide, ranks=RANKS))) as restarted:
+    with closing(Side(bucket, partial(CoordinatorSide, ranks=RANKS))) as restarted:
         opened = told(restarted, "coordinator, restarted: open", "open", term, sha256, 3)
         digests = await write_receipts(store, layout, opened)
         told(restarted, "coordinator, restarted: receipts and sealing", "seal", term, opened.version, digests)

@@ -19,12 +19,13 @@ from typing import Any
 
 from coordinator.service import Coordinator
 from coordinator.wire import OfferReport, OpenRequest, ReceiptReport, TermRequest, VersionAnswer
-from rollout_agent.filetable import FileTable
-from rollout_agent.segments import segments_of
+from rollout_agent.disk import LocalDisk
+from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.selection import is_closed, wanted_groups
 from rollout_agent.source import LoadedHop, Source
 from rollout_agent.state import State, seal, table_of
 from rollout_agent.statedir import held_after
+from rollout_agent.weights import Weights
 from trainer_agent.placement import place_groups, plan_copies
 from weight_store.chain import plan_chain
 from weight_store.keys import receipt_key
@@ -134,16 +135,19 @@ class RankSide:
 class AgentSide:
     """What a rollout agent does with the records: from the head to where each group's weights lie."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, directory: Path) -> None:
         self._source = Source(store, RUN)
-        self._table: FileTable | None = None
+        self._directory = directory
 
     async def join(self) -> int:
-        """Load the full that a new agent starts from, and lay out its files; the number of groups."""
+        """Load the full that a new agent starts from, and lay out its files (sparse); the number of groups."""
         loaded = await self._load()
         layout = loaded.layout
-        self._table = table_of(layout, frozenset(layout.names), 5 * 10**9)
-        return len(layout.groups) + len(self._table.index) * 0
+        table = table_of(layout, frozenset(layout.names), FILE_BYTES)
+        for file in table.files:
+            write_sparse(self._directory / file.name, file.head, file.size)
+        self._weights = Weights(LocalDisk(), self._directory, table)
+        return len(layout.groups)
 
     async def load(self) -> int:
         """Read the head's delta and all its receipts; bytes to fetch."""
@@ -157,20 +161,15 @@ class AgentSide:
         return await self._source.load(hop)
 
     async def choose(self) -> int:
-        """Check that the groups hold kept tensors only, and which are wanted."""
-        if self._table is None:
-            return 0
-        names = self._table.places.keys()
-        if not is_closed(wanted_groups(self._loaded.layout, names), names):
-            return 0
-        return len({group.index for group in wanted_groups(self._loaded.layout, names)})
+        """Check that the groups hold kept tensors only, and which are wanted; once a layout."""
+        names = self._weights.table.places.keys()
+        wanted = wanted_groups(self._loaded.layout, names)
+        return len(wanted) if is_closed(wanted, names) else 0
 
     async def find(self) -> int:
         """Where the elements of each group lie, once to read the base and once to store."""
-        if self._table is None:
-            return 0
         for _ in range(2):
-            found = sum(len(segments_of(group, self._table)) for group in self._loaded.layout.groups)
+            found = sum(len(self._weights.where(group)) for group in self._loaded.layout.groups)
         return found
 
     async def record(self) -> int:
@@ -241,6 +240,13 @@ def _memory_mib() -> tuple[float, float]:
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     now, peak = (int(lines[name].split()[0]) / 1024 for name in ("VmRSS", "VmHWM"))
     return now, peak
+
+
+def write_sparse(path: Path, head: bytes, size: int) -> None:
+    """A file of ``size`` bytes that takes no more room than its ``head``."""
+    with path.open("wb") as file:
+        file.write(head)
+        file.truncate(size)
 
 
 async def write_receipts(store: Store, layout: Layout, opened: VersionAnswer) -> list[str]:

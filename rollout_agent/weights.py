@@ -80,7 +80,7 @@ class Weights:
 
     def base(self, group: Group) -> Bits:
         """The group's present bits, read-only; no copy where they are one contiguous range."""
-        return segments.gather([mapped.data for mapped in self._maps], self._of(group), group)
+        return segments.gather([mapped.data for mapped in self._maps], self.where(group), group)
 
     def digest(self, group: Group) -> bytes:
         """XXH3-128 of the group's present bytes."""
@@ -88,7 +88,7 @@ class Weights:
 
     def apply(self, group: Group, change: Change) -> None:
         """Store a change of a group."""
-        for file, rows in segments.by_file(self._of(group)):
+        for file, rows in segments.by_file(self.where(group)):
             mapped = self._maps[file]
             mapped.change(partial(segments.store, mapped.data, rows, group.itemsize, change))
 
@@ -101,7 +101,7 @@ class Weights:
 
     def copy_group(self, other: Weights, group: Group) -> None:
         """Copy the bytes of a group from files of the same table."""
-        for file, rows in segments.by_file(self._of(group)):
+        for file, rows in segments.by_file(self.where(group)):
             mapped, source = self._maps[file], other._maps[file]
             mapped.change(partial(segments.copy, mapped.data, source.data, rows, group.itemsize))
 
@@ -120,7 +120,7 @@ class Weights:
 
     def files_of(self, group: Group) -> frozenset[str]:
         """Names of the files that the group has bytes in."""
-        return frozenset(self.table.files[file].name for file in self._of(group)[:, 1].tolist())
+        return frozenset(self.table.files[file].name for file in self.where(group)[:, 1].tolist())
 
     def _bytes(self, name: str) -> NDArray[np.uint8]:
         place = self.table.places[name]
@@ -147,8 +147,8 @@ class Weights:
             mapped.close()
         self._maps = []
 
-    def _of(self, group: Group) -> Segments:
-        """Found once for each group of the layout in use: a step needs it again and again."""
+    def where(self, group: Group) -> Segments:
+        """Where a group's elements lie. Found once for each group of the layout in use: each step needs it again."""
         known = self._segments.get(group.index)
         if known is None or known[0] is not group:
             known = self._segments[group.index] = group, segments.segments_of(group, self.table)
