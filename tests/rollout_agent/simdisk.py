@@ -211,7 +211,10 @@ class SimDisk:
 
     def map(self, path: Path, *, writable: bool) -> SimMap:
         self.alive()
-        return SimMap(self, path, self.volume.names[path])
+        inode = self.volume.names.get(path)
+        if inode is None:
+            raise DiskFailed(f"no {path}")
+        return SimMap(self, path, inode)
 
     def rename(self, source: Path, target: Path) -> None:
         inode = self.volume.names.get(source)

@@ -23,6 +23,7 @@ from rollout_agent import changelog, fetching, gate, presence, replaying, updati
 from rollout_agent.agent import Agent
 from rollout_agent.errors import DamagedObject
 from rollout_agent.replica import Replica
+from rollout_agent.telling import Telling
 from tests.rollout_agent import simdisk
 from tests.sim import clocks, collectors, world
 from tests.sim.network import Faults
@@ -216,6 +217,10 @@ MUTATIONS: Mapping[str, Mutation] = {
     "read-back": Mutation(((Run, "take_over", _take_over_blindly),), Bias(Faults(slow=0.05), ("two_jobs_start",))),
     "gate: the mark": Mutation(((presence, "hide", _nothing),), Bias(CALM, ("agent_crashes_in_the_middle",))),
     "gate: the lock": Mutation(((gate, "exclusive", _no_lock),), Bias(CALM, ("late_joiner",))),
+    "files stay for an engine that was told": Mutation(
+        ((Telling, "check", _nothing),), Bias(CALM, ("files_are_edited", "late_joiner"))
+    ),
+    "the note that an answer is due": Mutation(((Telling, "recall", _nothing),), Bias(CALM, ("agent_crashes",))),
     "commit record": Mutation(
         ((changelog.LogWriter, "commit", _commit_without_record), (replaying, "scan", _scan_without_commit)),
         Bias(CALM, ("agent_crashes_in_the_middle", "agent_crashes")),
