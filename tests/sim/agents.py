@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from rollout_agent.agent import Agent, Ambient, Pace
 from rollout_agent.disk import Stamp
-from rollout_agent.engine import Staged
-from rollout_agent.errors import DamagedFiles, DiskError, EngineRefused, ForeignFiles, RolloutError
+from rollout_agent.errors import DamagedFiles, DiskError, ForeignFiles, RolloutError
 from rollout_agent.gate import Visitor, holds
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import State, Whole, load
 from tests.rollout_agent.simdisk import Crash, SimDisk, SimLock, Volume
 from tests.rollout_agent.training import read_model
+from tests.sim.engines import SimEngine
 from tests.sim.errors import Killed, Violation
 from tests.sim.loop import Process
 
@@ -230,8 +230,18 @@ class SimAgent:
         )  # fmt: skip
         self.agent: Agent | None = None
         self.replica: Replica | None = None
+        self.engine = SimEngine(self)
         self.process = Process(self.node)
         self.start()
+
+    @property
+    def world(self) -> World:
+        """Where it lives."""
+        return self._world
+
+    def loaded(self, version: int, tensors: dict[str, bytes]) -> None:
+        """What an engine has read that was told."""
+        self._world.model.check_visible(self.node, version, tensors, 0, self._wanted)
 
     def _seen(self, version: int, tensors: dict[str, bytes], beside: dict[str, bytes]) -> None:
         self._world.model.check_visible(self.node, version, tensors, self.least, self._wanted)
@@ -249,6 +259,7 @@ class SimAgent:
     def handled(self, *, records: bool = False, silently: bool = False) -> None:
         """Somebody has his hands in its files; ``records``: in what it needs to know where it was, too."""
         self.disk.handled(self._world.loop.time(), silently=silently)
+        self.engine.disturbed()
         self._whole = self._shown = False
         self._bare = self._bare or records
 
@@ -277,7 +288,10 @@ class SimAgent:
         self._shown = self._shown and not (power and self._tmpfs)
         self._whole = self._shown and self.disk.sound
         if self._bare:
-            self.least = self.served = 0
+            self._forget()
+        if power:
+            self.engine.power_loss()
+            self.engine = SimEngine(self)
         self.disk = self.disk.power_loss() if power else self.disk.kill()
         if power and self._tmpfs and self.disk.size(self._places.pending) is not None:
             # New files went with the memory before their copy was made: back to the checkpoint, and on from there.
@@ -301,8 +315,14 @@ class SimAgent:
         self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
         if path not in self.disk.weight_files():
             # Without a log or a record it may come back at an older version, and goes on from there.
-            self.least = self.served = 0
+            self._forget()
+        self.engine.disturbed(heard=False)
         self._world.note(f"{self.node}: a bit of {path} flips")
+
+    def _forget(self) -> None:
+        """It may come back at any version, and goes on from there."""
+        self.least = self.served = 0
+        self.engine.disturbed(heard=False)
 
     async def _live(self) -> None:
         world, process = self._world, self.process
@@ -358,36 +378,8 @@ class SimAgent:
             "eu-west" if self.node.endswith("0") else "us-east",
             self.node,
             client=cast("Any", world.client(process, self.node)),
-            engine=_Engine(self),
+            engine=self.engine,
             pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0, watch_s=WATCH_S),
             ambient=Ambient(clock=world.clock(self.node).count_s, sleep=process.sleep, draw=world.chance.random),
         )
         await self.agent.follow()
-
-    async def load(self, staged: Staged) -> None:
-        """What the engine does when it is told."""
-        world = self._world
-        await self.process.sleep(world.chance.uniform(0.0, 1.0))
-        if world.chaotic and world.chance.random() < 0.05:
-            raise EngineRefused("out of memory")
-        mark = self.disk.entered()
-        while mark is None and self.disk.handled_s > world.loop.time() - 30.0:
-            await self.process.sleep(0.2)  # the gate is shut until the agent has repaired what it finds
-            mark = self.disk.entered()
-        # It may hold a later one by now: then the engine is told once more.
-        if mark is None or mark.position.version < staged.version:
-            raise Violation(f"{self.node} told its engine of version {staged.version} while it holds {mark}")
-        self.disk.look(whole=True)
-        if staged.version < self.served:
-            raise Violation(f"{self.node} serves version {staged.version} after {self.served}")
-        if self.served:
-            world.jump = max(world.jump, staged.version - self.served)
-        self.served = staged.version
-
-
-class _Engine:
-    def __init__(self, agent: SimAgent) -> None:
-        self._agent = agent
-
-    async def load(self, staged: Staged) -> None:
-        await self._agent.load(staged)
