@@ -9,24 +9,21 @@ from pathlib import Path
 from trainer_agent.errors import Misuse
 from weight_store.errors import PreconditionFailed
 from weight_store.keys import asset_key
-from weight_store.receipt import Asset
+from weight_store.receipt import Asset, is_asset_name
 from weight_store.records import sha256_hex
 from weight_store.store import Store
 
 MAX_ASSETS = 256
 MAX_ASSET_BYTES = 1 << 30
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _WANTED = re.compile(
     r".*\.(json|jinja|tiktoken)|tokenizer.*|.*\.model|vocab\..*|merges\.txt|special_tokens_map.*|.*\.spm"
 )
-_NEVER = (".safetensors", ".index.json", ".bin", ".pt", ".py")
-"""Weights, their indexes, and code: nothing that comes out of the bucket is ever run."""
 
 
 def is_asset(name: str) -> bool:
     """True for configuration, tokenizer and template files of a Hugging Face directory."""
-    return bool(_NAME.fullmatch(name) and _WANTED.fullmatch(name)) and not name.endswith(_NEVER) and ".." not in name
+    return bool(_WANTED.fullmatch(name)) and is_asset_name(name)
 
 
 def find_assets(directory: Path) -> list[Path]:

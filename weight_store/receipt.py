@@ -6,6 +6,7 @@ enough to find every group. Digests are per group (XXH3-128 of the rebuilt bytes
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -26,9 +27,21 @@ GROUP_OVERHEAD_BYTES = 4096
 """A payload may exceed its group's raw bytes by at most this; a larger claim is refused before it is fetched."""
 
 Hex = Annotated[str, StringConstraints(pattern=r"^(?:[0-9a-f]{2})*$")]
-AssetName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+_ASSET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+AssetName = Annotated[str, StringConstraints(pattern=f"^{_ASSET_NAME.pattern}$")]
 
-_RESERVED_ASSETS = (".safetensors", ".safetensors.index.json")
+_NO_ASSETS = (
+    *(".safetensors", ".index.json"),
+    *(".py", ".pyc", ".pyd", ".so", ".dll", ".dylib", ".sh"),
+    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"),
+    ".tmp",
+)
+"""Weights and their indexes; what is run; what is unpickled; what agents call a file that they have not finished."""
+
+
+def is_asset_name(name: str) -> bool:
+    """Whether a file beside the weights may be called ``name``: nothing that is run, unpickled or loaded as weights."""
+    return bool(_ASSET_NAME.fullmatch(name)) and ".." not in name and not name.lower().endswith(_NO_ASSETS)
 
 
 class Asset(Part):
@@ -40,7 +53,7 @@ class Asset(Part):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.name.endswith(_RESERVED_ASSETS) or ".." in self.name:
+        if not is_asset_name(self.name):
             raise ValueError(f"{self.name!r} may not be the name of an asset")
         return self
 

@@ -166,12 +166,35 @@ def test_tensor_names_are_short_printable_ascii(name: str, make) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "a/b", "/etc/passwd", "a\\b", "a\x00", ".hidden", "a..b", "a" * 129, "a\n", "m.safetensors"],
+    ["", ".", "..", "a/b", "/etc/passwd", "a\\b", "a\x00", ".hidden", "a..b", "a" * 129, "a\n"],
     ids=ascii,
 )
-def test_asset_names_stay_in_their_directory_and_off_the_weights(name: str) -> None:
+def test_asset_names_stay_in_their_directory(name: str) -> None:
     with pytest.raises(ValueError, match=r"asset|pattern"):
         Asset(name=name, sha256="0" * 64, size=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("m.safetensors", "model.safetensors.index.json", "pytorch_model.bin.index.json"),
+        *("modeling_policy.py", "MODELING.PY", "x.pyc", "libx.so", "setup.sh"),
+        *("pytorch_model.bin", "a.pt", "a.pth", "a.ckpt", "tokenizer.pkl"),
+        "config.json.tmp",
+    ],
+)
+def test_no_asset_is_weights_code_a_pickle_or_an_agents_temporary_file(make, name: str) -> None:
+    with pytest.raises(ValueError, match="may not be the name of an asset"):
+        Asset(name=name, sha256="0" * 64, size=1)
+    layout = make.layout()
+    receipt = body_of(make.receipt(make.opened(layout), layout, 0, make.shard(layout, 0)))
+    with pytest.raises(FormatError, match="may not be the name of an asset"):
+        parse(Receipt, receipt | {"assets": [{"name": name, "sha256": "0" * 64, "size": 1}]})
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "tokenizer.model", "chat_template.jinja", "README.md"])
+def test_configuration_and_tokenizers_are_assets(name: str) -> None:
+    assert Asset(name=name, sha256="0" * 64, size=1).name == name
 
 
 def test_an_offer_must_be_consistent(make) -> None:
