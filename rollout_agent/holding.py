@@ -309,14 +309,17 @@ class Holding(Guarded):
 
         After an error :attr:`unsettled` is set.
         """
-        before = self.held
+        before, table = self.held, self._table(state, layout)
         self.unsettled = True
         self.disk.sync_dir(self.places.new)
+        if not installing.all_new(self.disk, self.places, table):
+            raise DiskFailed(f"the new files in {self.places.new} vanished before they were put in place")
         save(self.disk, self.places.pending, state)
         self._forget()
-        table = self._table(state, layout)
-        if not self._finish_install(table):
-            raise DiskFailed(f"the new files in {self.places.new} vanished while they were put in place")
+        with self.exclusive():
+            # Each of them: in its place lies a file of the same name, perhaps of the same size, and of another version.
+            installing.move_in(self.disk, self.places, table, [file.name for file in table.files])
+        self._sync_moved()
         self.files, self.held = state, held_by(state, layout)
         self.unsaved = False
         self.weights = Weights(self.disk, self.places.model, table)
@@ -336,16 +339,22 @@ class Holding(Guarded):
         self.unsettled = False
 
     def _finish_install(self, table: FileTable) -> bool:
-        """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there."""
+        """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there.
+
+        What is there is hashed before it is shown: files of the same size may be of another version.
+        """
         if not installing.all_there(self.disk, self.places, table):
             return False
         if installing.unfinished(self.disk, self.places, table):
             with self.exclusive():
-                installing.move_in(self.disk, self.places, table)
+                installing.move_in(self.disk, self.places, table, self.disk.names(self.places.new))
         # Also when there was nothing left to move: whoever moved it may have ended before this.
+        self._sync_moved()
+        return True
+
+    def _sync_moved(self) -> None:
         self.disk.sync_dir(self.places.model)
         self.disk.sync_dir(self.places.new)
-        return True
 
     # ---- checkpoint
 

@@ -23,17 +23,25 @@ def all_there(disk: Disk, places: Places, table: FileTable) -> bool:
     )
 
 
+def all_new(disk: Disk, places: Places, table: FileTable) -> bool:
+    """Whether each file of ``table`` is, complete, in ``new/``."""
+    return all(disk.size(places.new / file.name) == file.size for file in table.files)
+
+
 def unfinished(disk: Disk, places: Places, table: FileTable) -> bool:
     """Whether a file still has to be moved or removed."""
     names = {file.name for file in table.files}
     return not names.isdisjoint(disk.names(places.new)) or bool(_stale(disk, places, names))
 
 
-def move_in(disk: Disk, places: Places, table: FileTable) -> None:
-    """Move what is still in ``new/`` into place and remove weight files of an earlier table."""
+def move_in(disk: Disk, places: Places, table: FileTable, moved: Collection[str]) -> None:
+    """Move those files of ``table`` that are in ``moved`` from ``new/`` into place, and remove those of earlier tables.
+
+    ``DiskFailed`` if one of them is not there.
+    """
     presence.hide(disk, places)
     names = {file.name for file in table.files}
-    for name in sorted(names.intersection(disk.names(places.new))):
+    for name in sorted(names.intersection(moved)):
         disk.rename(places.new / name, places.model / name)
     for name in _stale(disk, places, names):
         disk.remove(places.model / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.errors import AgentRunning, DiskFailed, NotWhole
+from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.replica import Replica
 from rollout_agent.verifying import verify_dir
 from tests.rollout_agent.following import enters
@@ -19,8 +21,8 @@ from tests.rollout_agent.training import Training
 ReadDir = Callable[[Path], dict[str, bytes]]
 
 
-async def opened(training: Training, path: Path, state: Path | None = None) -> Replica:
-    return await Replica.open(run="tiny", model_dir=path, state_dir=state, store=training.store)
+async def opened(training: Training, path: Path, state: Path | None = None, *, file_bytes: int = FILE_BYTES) -> Replica:
+    return await Replica.open(run="tiny", model_dir=path, state_dir=state, store=training.store, file_bytes=file_bytes)
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["state inside", "state elsewhere"])
@@ -75,6 +77,43 @@ async def test_what_is_removed_between_two_looks_does_not_stop_the_next_version(
         assert await replica.catch_up() == training.position
         assert enters(tmp_path / "model") == 2
     assert read_dir(tmp_path / "model") == training.tensors(2)
+
+
+@pytest.mark.parametrize("removed", [".weightcast", ".weightcast/new", "one of the new files"])
+@pytest.mark.parametrize("moment", ["sync_dir", "save"], ids=["before the commit", "after it"])
+async def test_new_files_that_are_removed_before_they_are_in_place_are_not_taken_for_moved(
+    training: Training, tmp_path: Path, read_dir: ReadDir, monkeypatch: pytest.MonkeyPatch, removed: str, moment: str
+) -> None:
+    """The old files have the same names and sizes."""
+    model = tmp_path / "model"
+    await training.publish()
+    async with await opened(training, model, tmp_path / "state", file_bytes=1500) as replica:
+        await replica.catch_up()
+        training.step(0.9)
+        await training.publish()
+
+        def remove() -> None:
+            monkeypatch.undo()
+            if removed in (".weightcast", ".weightcast/new"):
+                shutil.rmtree(model / removed)
+            else:
+                sorted((model / ".weightcast" / "new").iterdir())[1].unlink()
+
+        holding = replica._holding
+        if moment == "save":
+            forget = holding._forget
+            monkeypatch.setattr(holding, "_forget", lambda: (remove(), forget()))
+        else:
+            install = holding.install
+            monkeypatch.setattr(holding, "install", lambda *args: (remove(), install(*args)))
+        with pytest.raises(DiskFailed):
+            await replica.catch_up()
+        with contextlib.suppress(NotWhole):
+            version = enters(model)
+            assert read_dir(model) == training.tensors(version)
+        assert await replica.catch_up() == training.position
+        assert enters(model, verify=True) == 2
+        assert read_dir(model) == training.tensors(2)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])
