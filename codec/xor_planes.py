@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from codec import planes, streams
-from codec._native import Digests
 from codec.change import Change, whole_change
 from codec.dtypes import Bits
 from codec.errors import InvalidInput
@@ -14,7 +13,7 @@ def encode(base: Bits | None, new: Bits, dtype: str) -> bytes | None:
     return None if base is None else planes.encode(None, base ^ new, dtype)
 
 
-def decode(base: Bits | None, body: memoryview, dtype: str, count: int, digests: Digests | None = None) -> Change:
+def decode(base: Bits | None, body: memoryview, dtype: str, count: int) -> Change:
     """The whole new array; ``base`` is only read."""
     if base is None:
         raise InvalidInput("xor_planes needs the base")
@@ -22,4 +21,4 @@ def decode(base: Bits | None, body: memoryview, dtype: str, count: int, digests:
     bits = planes.join(reader, dtype, count)
     reader.end()
     bits ^= base
-    return whole_change(base, bits, digests)
+    return whole_change(bits)

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "chunk.hpp"
+#include "sample.hpp"
 #include "spares.hpp"
 
 namespace weightcast {
@@ -9,42 +10,36 @@ namespace {
 constexpr uint8_t kModel = 0;       // low four bits of the first byte; the high four are flags, none defined yet
 constexpr int kSmallestChunk = 12;  // log2 of weights: one segment
 constexpr int kLargestChunk = 24;
-constexpr int kDenseChunk = 22;
 
 size_t chunks_of(size_t count, int chunk_log2) {
     return (count >> chunk_log2) + ((count & (((size_t)1 << chunk_log2) - 1)) != 0);
 }
 
-// Chunks share no model, so large ones are smaller in sum; but an encoder holds the events of a chunk in memory, so
-// that a dense delta, whose models cost next to nothing, takes small ones. Looks at 64 weights in 65,536.
-int choose_chunk(const uint8_t* base, const uint8_t* fresh, size_t count, int width, const Kernels& kernels) {
-    size_t differ = 0, seen = 0;
-    for (size_t i = 0; i + 64 <= count; i += 65536, seen += 64) {
-        uint64_t mask;
-        kernels.diff(base + i * (size_t)width, fresh + i * (size_t)width, 64, &mask);
-        for (; mask; mask &= mask - 1) differ++;
-    }
-    return differ * 64 > seen ? kDenseChunk : kLargestChunk;
-}
-
 template <class T>
-uint64_t encode_chunks(const T* base, const T* fresh, size_t count, Field field, int chunk_log2, const Kernels& kernels,
-                       Trails trails, std::vector<uint8_t>& out) {
+Counted encode_chunks(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels, Trail trail,
+                      std::vector<uint8_t>& out) {
+    const Survey survey = take_survey(base, fresh, count, field, kernels);
+    const int chunk_log2 = choose_chunk(survey);
     const size_t chunk = (size_t)1 << chunk_log2, chunks = chunks_of(count, chunk_log2);
+    out.push_back(kModel);
+    out.push_back((uint8_t)chunk_log2);
     Spare<Workspace<T>> spare;
     Workspace<T>& work = *spare;
-    if (chunks <= 1) return count ? encode_chunk(base, fresh, count, field, kernels, work, trails, out) : 0;
-    std::vector<uint8_t> bodies;
+    std::vector<uint8_t> several;
+    std::vector<uint8_t>& bodies = chunks > 1 ? several : out;
     std::vector<size_t> ends;
-    uint64_t changes = 0;
+    Counted all;
     for (size_t i = 0; i < count; i += chunk) {
-        changes += encode_chunk(base + i, fresh + i, std::min(chunk, count - i), field, kernels, work, trails, bodies);
+        const size_t n = std::min(chunk, count - i), stride = sample_stride(n);
+        const Sample sample =
+            stride == survey.stride ? survey.sum(i, n) : take_sample(base, fresh, i, n, stride, field, kernels);
+        all += encode_chunk(base + i, fresh + i, n, field, sample, kernels, work, trail, bodies);
         ends.push_back(bodies.size());
     }
     Writer writer(out);
     for (size_t i = 0; i + 1 < chunks; i++) writer.varint(ends[i] - (i ? ends[i - 1] : 0));
-    out.insert(out.end(), bodies.begin(), bodies.end());
-    return changes;
+    out.insert(out.end(), several.begin(), several.end());
+    return all;
 }
 
 // A chunk's bytes in a body.
@@ -109,17 +104,25 @@ bool is_supported(const Dtype& d) {
            f.mantissa_bits >= 1 && 1 + f.exponent_bits + f.mantissa_bits == d.width * 8;
 }
 
-uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
-                     std::vector<uint8_t>& out, Digests* digests) {
-    const Trails trails = {{digests ? digests->of_base.get() : nullptr, base},
-                           {digests ? digests->of_result.get() : nullptr, fresh}};
+void Counted::operator+=(const Counted& more) {
+    changed += more.changed;
+    runs += more.runs;
+    segments += more.segments;
+    likely_runs += more.likely_runs;
+    likely_segments += more.likely_segments;
+}
+
+bool Counted::clustered() const {
+    const auto fewer = [](uint64_t there, uint64_t likely) { return there * 10 < (likely >> 32) * 9; };
+    return fewer(runs, likely_runs) || fewer(segments, likely_segments);
+}
+
+Counted encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
+                    std::vector<uint8_t>& out, Digest* digest) {
     const Kernels& k = kernels(dtype.width, portable);
-    const int chunk_log2 = choose_chunk((const uint8_t*)base, (const uint8_t*)fresh, count, dtype.width, k);
-    out.push_back(kModel);
-    out.push_back((uint8_t)chunk_log2);
     return with_width(dtype.width, [&](auto zero) {
         using T = decltype(zero);
-        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, chunk_log2, k, trails, out);
+        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, k, Trail(digest, fresh), out);
     });
 }
 

@@ -6,95 +6,37 @@
 namespace weightcast {
 namespace {
 
-// The sample is runs of this many weights, one in sample_stride(): memory is fast only along a line of addresses.
-constexpr size_t kRun = 256;
-
-size_t sample_stride(size_t count) { return std::clamp<size_t>(count >> 18, 1, 16); }
-
-// How often each exponent occurs. Eight counters of each, because neighbours often share an exponent and would wait for
-// each other's store; weights are read a word at a time.
-class Histogram {
-  public:
-    template <class T>
-    void add(const T* weights, size_t count, Field field) {
-        constexpr size_t kLanes = 8 / sizeof(T), kBits = 8 * sizeof(T);
-        const size_t mask = ((size_t)1 << field.exponent_bits) - 1;
-        const uint64_t lanes = mask * (UINT64_MAX / (T)-1);
-        size_t i = 0;
-        for (; i + 8 <= count; i += 8) {
-            for (size_t word = 0; word < 8 / kLanes; word++) {
-                uint64_t x;
-                std::memcpy(&x, weights + i + word * kLanes, 8);
-                x = x >> field.mantissa_bits & lanes;
-                for (size_t lane = 0; lane < kLanes; lane++) {
-                    seen_[word * kLanes + lane][x & 0xff]++;
-                    x >>= kBits % 64;
-                }
-            }
-        }
-        for (; i < count; i++) seen_[0][(size_t)(weights[i] >> field.mantissa_bits) & mask]++;
-    }
-
-    void sum(uint32_t out[kMaxKeys / 2]) const {
-        for (const auto& part : seen_)
-            for (size_t e = 0; e < kMaxKeys / 2; e++) out[e] += part[e];
-    }
-
-  private:
-    uint32_t seen_[8][kMaxKeys / 2] = {};
-};
-
-template <class T>
-Sample take_sample(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels) {
-    Histogram seen;
-    Sample sample;
-    const size_t stride = sample_stride(count), mask = ((size_t)1 << field.exponent_bits) - 1;
-    sample.complete = stride == 1;
-    for (size_t i = 0; i < count; i += kRun * stride) {
-        const size_t here = std::min(kRun, count - i);
-        if (stride > 1) {
-            for (size_t line = 0; line < kRun * sizeof(T); line += 64) {
-                prefetch(base + i, 2 * kRun * stride * sizeof(T) + line);
-                prefetch(fresh + i, 2 * kRun * stride * sizeof(T) + line);
-            }
-        }
-        uint64_t differ[kRun / 64] = {};
-        kernels.diff(base + i, fresh + i, here, differ);
-        for (size_t j = 0; j < kRun / 64; j++)
-            for (uint64_t m = differ[j]; m; m &= m - 1)
-                sample.changed[(size_t)(base[i + j * 64 + (size_t)lowest_bit(m)] >> field.mantissa_bits) & mask]++;
-        seen.add(base + i, here, field);
-    }
-    seen.sum(sample.seen);
-    return sample;
-}
-
-void encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels, Found& found,
+// False if a change has no chance in the model.
+bool encode_events(LaneEvents& lane, const Scan& scan, const HazardTable& hazards, const Kernels& kernels, Found& found,
                    Ahead ahead) {
     lane.events.reserve(kMostEvents);
     Interval* const begin = lane.events.data();
-    LaneEncoder encoder = {lane.base, lane.events.end(), begin + lane.used};
+    LaneEncoder encoder = {lane.base, lane.events.end(), begin + lane.used, false};
     kernels.encode(encoder, scan, hazards, found, ahead);
     lane.base = encoder.base;
     lane.used = (size_t)(encoder.used - begin);
     lane.events.set_end(encoder.end);
+    return !encoder.impossible;
 }
 
-// Takes over the changed weights of a segment and counts their steps.
+// Takes over the changed weights of a segment and counts their steps. False if they are not what the scan saw.
 template <class T>
-void collect(const T* base, const T* fresh, const Scan& scan, const Found& found, Changes<T>& changes,
-             ValueCounts& counts) {
+bool collect(const T* base, const T* fresh, const Scan& scan, const HazardTable& hazards, const Found& found,
+             Changes<T>& changes, ValueCounts& counts) {
     changes.before.reserve(found.count);
     changes.after.reserve(found.count);
     T *const before = changes.before.end(), *const after = changes.after.end();
+    bool still = true;
     for (size_t i = 0; i < found.count; i++) {
         const size_t at = found.positions[i];
-        before[i] = base[at];
-        after[i] = fresh[at];
-        counts.step[scan.classes[at]][step_value(before[i], after[i]).symbol]++;
+        const T old = before[i] = base[at], now = after[i] = fresh[at];
+        const uint8_t by = hazards.class_of_key[old >> hazards.field.mantissa_bits];
+        still &= (old != now) & (by == scan.classes[at]);
+        counts.step[by][step_value(old, now).symbol]++;
     }
     changes.before.set_end(before + found.count);
     changes.after.set_end(after + found.count);
+    return still;
 }
 
 // The words of some events, which lie over them.
@@ -155,13 +97,21 @@ void write_streams(Workspace<T>& work, const Model& model, size_t value_words, s
     write_words(out, values, values_end);
 }
 
-// Ends at the first segment that differs; the trails have reached it.
+// How many runs of 2^run_log2 of `count` weights have one that differs if `changed` of them do, each as likely; in 2^-32.
+uint64_t likely_touched(uint64_t changed, size_t count, int run_log2) {
+    constexpr uint64_t kOne = 1ull << 32;
+    uint64_t none = kOne - (changed << 32) / count;
+    for (int i = 0; i < run_log2; i++) none = none == kOne ? kOne : none * none >> 32;
+    return (kOne - none) * ((count + ((size_t)1 << run_log2) - 1) >> run_log2);
+}
+
+// Ends at the first segment that differs; the trail has reached it.
 template <class T>
-bool same(const T* base, const T* fresh, size_t count, Trails& trails) {
+bool same(const T* base, const T* fresh, size_t count, Trail& trail) {
     for (size_t i = 0; i < count; i += kSegment) {
         const size_t here = std::min(kSegment, count - i);
         if (std::memcmp(base + i, fresh + i, here * sizeof(T))) return false;
-        trails.reach(base + i + here, fresh + i + here);
+        trail.reach(fresh + i + here);
     }
     return true;
 }
@@ -169,15 +119,14 @@ bool same(const T* base, const T* fresh, size_t count, Trails& trails) {
 }  // namespace
 
 template <class T>
-uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels,
-                      Workspace<T>& work, Trails& trails, std::vector<uint8_t>& out) {
-    const Sample sample = take_sample(base, fresh, count, field, kernels);
+Counted encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Sample& sample,
+                     const Kernels& kernels, Workspace<T>& work, Trail& trail, std::vector<uint8_t>& out) {
     const bool none = std::all_of(sample.changed, sample.changed + kMaxKeys / 2, [](uint32_t k) { return k == 0; });
     Writer writer(out);
-    if (none && same(base, fresh, count, trails)) {
+    if (none && same(base, fresh, count, trail)) {
         writer.varint(0);
         if (count > kSegment) writer.varint(0);
-        return 0;
+        return {};
     }
     Model model;
     model.field = field;
@@ -186,31 +135,40 @@ uint64_t encode_chunk(const T* base, const T* fresh, size_t count, Field field, 
     work.clear();
     ValueCounts counts;
     uint64_t changes_of[2] = {0, 0};
+    Counted counted;
+    bool still = true;
     Scan scan;
     Found found;
     for (size_t i = 0; i < count; i += kSegment) {
         const size_t lane = i / kSegment & 1, here = std::min(kSegment, count - i);
         kernels.scan(base + i, fresh + i, here, hazards, scan);
-        trails.reach(base + i + here, fresh + i + here);
+        trail.reach(fresh + i + here);
         const Ahead ahead = {fresh + i + here, here == kSegment ? kBlock * sizeof(T) : 0};
-        encode_events(work.lanes[lane], scan, hazards, kernels, found, ahead);
-        collect(base + i, fresh + i, scan, found, work.changes, counts);
+        still &= encode_events(work.lanes[lane], scan, hazards, kernels, found, ahead);
+        still &= collect(base + i, fresh + i, scan, hazards, found, work.changes, counts);
         changes_of[lane] += found.count;
+        counted.runs += (uint64_t)bit_count(scan.dirty);
+        counted.segments += found.count > 0;
     }
+    if (!still) throw ArraysChanged();
     writer.varint(changes_of[0]);
     if (count > kSegment) writer.varint(changes_of[1]);
+    if (changes_of[0] + changes_of[1] == 0) return {};  // what differed a moment ago does no more
     count_exponents(work.changes, model, counts);
     choose_values(counts, (int)sizeof(T) * 8, model);
     model.write(writer);
     write_streams(work, model, most_words(counts, model), out);
-    return changes_of[0] + changes_of[1];
+    counted.changed = changes_of[0] + changes_of[1];
+    counted.likely_runs = likely_touched(counted.changed, count, 6);
+    counted.likely_segments = likely_touched(counted.changed, count, 12);
+    return counted;
 }
 
-template uint64_t encode_chunk(const uint8_t*, const uint8_t*, size_t, Field, const Kernels&, Workspace<uint8_t>&,
-                               Trails&, std::vector<uint8_t>&);
-template uint64_t encode_chunk(const uint16_t*, const uint16_t*, size_t, Field, const Kernels&, Workspace<uint16_t>&,
-                               Trails&, std::vector<uint8_t>&);
-template uint64_t encode_chunk(const uint32_t*, const uint32_t*, size_t, Field, const Kernels&, Workspace<uint32_t>&,
-                               Trails&, std::vector<uint8_t>&);
+template Counted encode_chunk(const uint8_t*, const uint8_t*, size_t, Field, const Sample&, const Kernels&,
+                              Workspace<uint8_t>&, Trail&, std::vector<uint8_t>&);
+template Counted encode_chunk(const uint16_t*, const uint16_t*, size_t, Field, const Sample&, const Kernels&,
+                              Workspace<uint16_t>&, Trail&, std::vector<uint8_t>&);
+template Counted encode_chunk(const uint32_t*, const uint32_t*, size_t, Field, const Sample&, const Kernels&,
+                              Workspace<uint32_t>&, Trail&, std::vector<uint8_t>&);
 
 }  // namespace weightcast

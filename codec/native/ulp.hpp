@@ -1,6 +1,7 @@
 // ulp_v1: bodies as FORMAT.md defines them. Pure functions over memory; safe on any body.
 #pragma once
 
+#include <exception>
 #include <vector>
 
 #include "digest.hpp"
@@ -17,10 +18,22 @@ struct Dtype {
 // Whether the fields fit the width and the kernels: 1 sign bit, 2 to 8 exponent bits, at least 1 mantissa bit.
 bool is_supported(const Dtype& dtype);
 
-// Appends the body for base -> fresh to `out` and returns how many weights differ. With `portable` the kernels that
-// every processor has are used; the bytes are the same. `digests` are fed on the way, unless null.
-uint64_t encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
-                     std::vector<uint8_t>& out, Digests* digests = nullptr);
+// What an encoder learns by the way: how many weights differ, and in how many runs of 64 and segments there are such
+// weights; `likely_`: if each weight of a chunk differed independently, in units of 2^-32.
+struct Counted {
+    uint64_t changed = 0, runs = 0, segments = 0, likely_runs = 0, likely_segments = 0;
+
+    void operator+=(const Counted& more);
+    bool clustered() const;  // in fewer by a tenth
+};
+
+// Somebody wrote into the arrays while they were encoded. Not all such writes are noticed.
+struct ArraysChanged : std::exception {};
+
+// Appends the body for base -> fresh to `out`. With `portable` the kernels that every processor has are used; the
+// bytes are the same. `digest`, unless null, is fed with `fresh` on the way. Throws ArraysChanged.
+Counted encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
+                     std::vector<uint8_t>& out, Digest* digest = nullptr);
 
 // How many changes a body claims, and that its lengths agree with each other and with `count`. Reads a few bytes of
 // each chunk.
