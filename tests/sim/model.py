@@ -19,7 +19,16 @@ from tests.sim.store import Bucket
 from weight_store.chain import plan_chain
 from weight_store.errors import WeightStoreError
 from weight_store.head import Head
-from weight_store.keys import asset_key, layout_key, manifest_key, open_key, parse_key, receipt_key, shard_key
+from weight_store.keys import (
+    ParsedKey,
+    asset_key,
+    layout_key,
+    manifest_key,
+    open_key,
+    parse_key,
+    receipt_key,
+    shard_key,
+)
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest, ReceiptRef
 from weight_store.position import GENESIS, Position
@@ -204,6 +213,29 @@ class Model:
         version = parsed.version or 0
         if version > self.head.position.version and version not in self.decided and not self._is_fenced(version):
             raise Violation(f"{key} was deleted although version {version} is undecided")
+
+    def aborted(self, key: str) -> None:
+        """No upload may be ended whose object could still count."""
+        parsed = parse_key(key)
+        version = parsed.version or 0
+        if self.head is None:
+            return
+        if version > self.head.position.version and version not in self.decided and not self._is_fenced(version):
+            raise Violation(f"an upload of {key} was ended although version {version} is undecided")
+        if self.may_become_visible(parsed):
+            raise Violation(f"an upload of {key} was ended although the full of version {version} is not superseded")
+
+    def is_waste(self, key: str) -> bool:
+        """Whether an unfinished upload of a decided version leads nowhere."""
+        parsed = parse_key(key)
+        at = 0 if self.head is None else self.head.position.version
+        return (parsed.version or 0) <= at and not self.may_become_visible(parsed)
+
+    def may_become_visible(self, parsed: ParsedKey) -> bool:
+        """Whether a later manifest may list the extra full that an object is part of."""
+        if self.head is None or not parsed.extra_full or parsed.version not in self.sealed:
+            return False
+        return parsed.version > self._manifest(self.head.position).full_version
 
     def _is_fenced(self, version: int) -> bool:
         opened = self.bucket.read(open_key(RUN, version))

@@ -31,7 +31,7 @@ from tests.sim.simulation import Bias
 from tests.sim.store import Bucket
 from weight_store import chain, reading
 from weight_store.errors import PreconditionFailed, StoreUnavailable
-from weight_store.gc import Collector
+from weight_store.gc import Collector, plan
 from weight_store.gc.plan import Facts, Verdict
 from weight_store.head import Head
 from weight_store.keys import parse_key
@@ -172,6 +172,19 @@ async def _follow_by_deltas(self: Replica, head: Head, *, afresh: bool) -> None:
     await _FOLLOW(self, head, afresh=False)
 
 
+_AGED = plan._aged
+
+
+def _aged_if_an_object(facts: Facts, verdict: Verdict, written_s: float) -> Verdict:
+    """What was just begun may be ended."""
+    return _AGED(facts, verdict, written_s) if verdict.upload is None else verdict
+
+
+async def _delete_objects_only(self: Collector, verdict: Verdict) -> None:
+    if verdict.upload is None:
+        await self._store.delete(verdict.key)
+
+
 class _ForgetsLayouts(Collector):
     """Deletes layouts too, once no record that is kept names them. See tests/model for how little saves nothing."""
 
@@ -250,6 +263,14 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "the agent looks for edits": Mutation(
         ((Agent, "_look", _nothing_at_all),), Bias(CALM, ("files_are_edited", "weights_rot"))
+    ),
+    "uploads of undecided versions stay": Mutation(
+        ((plan, "_judge_upload", lambda *_: (True, "unfinished")), (plan, "_aged", _aged_if_an_object)),
+        Bias(Faults(slow=0.3), ("sidecar_sleeps", "sidecar_dies"), part_bytes=60),
+    ),
+    "unfinished uploads go": Mutation(
+        ((Collector, "_delete_one", _delete_objects_only),),
+        Bias(Faults(lost_reply=0.1), ("coordinator_restarts", "sidecar_dies", "agent_sleeps"), part_bytes=60),
     ),
     "layouts stay": Mutation(
         ((collectors, "Collector", _ForgetsLayouts),),

@@ -33,6 +33,7 @@ class Faults:
     conflict: float = 0.0
     wrong_bytes: float = 0.0
     stale_head: float = 0.0
+    lost_part: float = 0.0
 
     @classmethod
     def draw(cls, chance: random.Random) -> Faults:

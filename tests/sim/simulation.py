@@ -25,6 +25,8 @@ from trainer_agent.handle import Handle
 WARM_S = 60.0
 CALM_S = 300.0
 """Longer than everything that may have to run out first: expiry, long polls, budgets of retries, patience."""
+CLEAN_S = 60.0
+"""Longer than the minimum age and a collection or two."""
 FAULTS, MANY_FAULTS = (4, 12), (30, 60)
 """A short schedule finds most of what a long one does, many times as quickly; some states only a long one comes to."""
 
@@ -59,6 +61,7 @@ class Bias:
     kinds: tuple[str, ...] = ()
     tmpfs: bool | None = None
     full_every: int | None = None
+    part_bytes: int | None = None
 
 
 def simulate(seed: int, bias: Bias = Bias()) -> Result:
@@ -129,6 +132,8 @@ def _story(world: World, error: Exception) -> str:
 async def _run(world: World, bias: Bias) -> None:
     if bias.full_every is not None:
         world.full_every = bias.full_every
+    if bias.part_bytes is not None:
+        world.bucket.part_bytes = bias.part_bytes
     faults = bias.faults or Faults.draw(world.chance)
     # Most schedules come to a first version undisturbed: what may befall that is soon found.
     world.network.faults = faults if world.chance.random() < 0.1 else Faults()
@@ -151,6 +156,7 @@ async def _run(world: World, bias: Bias) -> None:
     await chaos.wait()
     chaos.calm()
     await _settle(world)
+    await _clean(world)
     _final_checks(world)
 
 
@@ -169,6 +175,16 @@ async def _settle(world: World) -> None:
             owner.publications = owner.published + 1
         if world.loop.time() > deadline_s:
             raise Violation(f"nothing goes wrong any more, but the run does not come to rest: {_state(world, owner)}")
+
+
+async def _clean(world: World) -> None:
+    """Nobody pays for ever for parts of uploads whose writer died or whose answer was lost."""
+    deadline_s = world.loop.time() + CLEAN_S
+    while left := [upload for upload in world.bucket.uploads.list() if world.model.is_waste(upload.key)]:
+        await asyncio.sleep(1.0)
+        world.check()
+        if world.loop.time() > deadline_s:
+            raise Violation(f"an upload of {left[0].key} is never cleaned up")
 
 
 def _last(owner: Launch) -> list[Handle]:

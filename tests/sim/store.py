@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 from tests.sim.clocks import EPOCH_S, Clock, Signer
 from tests.sim.loop import Process, SimLoop
 from tests.sim.network import Network, NoAnswer, Reply
+from tests.sim.uploads import SimUpload, Uploads, open_upload
 from weight_store.errors import ObjectTooLarge, PreconditionFailed, StoreError, StoreThrottled, StoreUnavailable
 from weight_store.keys import parse_key
 from weight_store.memory import MemoryStore
 from weight_store.retry import Retrier, RetryingStore, RetryPolicy, with_retry
-from weight_store.store import Blob, Entry
+from weight_store.store import Blob, Entry, UnfinishedUpload
 
 T = TypeVar("T")
 
@@ -28,6 +29,8 @@ class Watcher(Protocol):
     def wrote(self, key: str, before: bytes | None, after: bytes) -> None: ...
 
     def deleted(self, key: str) -> None: ...
+
+    def aborted(self, key: str) -> None: ...
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
@@ -50,6 +53,9 @@ class Bucket:
         self._store = MemoryStore(clock=self.date_s)
         self._heads: list[tuple[float, Blob]] = []
         self.watcher: Watcher | None = None
+        self.uploads = Uploads(self)
+        self.part_bytes = 0
+        """In what parts clients send larger objects; 0: as one."""
 
     def date_s(self) -> float:
         """The server's time (Unix seconds), which it tells in whole seconds, as S3 does."""
@@ -91,6 +97,12 @@ class Bucket:
             self.watcher.deleted(key)
         at_once(self._store.delete(key))
 
+    def abort(self, upload: UnfinishedUpload) -> None:
+        """For whoever did not begin it."""
+        key = self.uploads.abort(upload.upload_id)
+        if key is not None and self.watcher is not None:
+            self.watcher.aborted(key)
+
     def list(self, prefix: str) -> list[Entry]:
         async def all_of_it() -> list[Entry]:
             return [entry async for entry in self._store.list(prefix)]
@@ -126,6 +138,7 @@ class SimStore:
         self._chance = chance
         self._note = note
         self._distrust = distrust
+        self.retrier: Retrier
 
     def __repr__(self) -> str:
         return f"SimStore({self._node})"
@@ -138,7 +151,7 @@ class SimStore:
                 raise ObjectTooLarge(f"object {key} has {len(blob.data)} bytes; at most {max_bytes} are allowed here")
             return Blob(self._perhaps_wrong(key, blob.data), blob.etag)
 
-        return await self._ask("get", key, effect)
+        return await self.ask("get", key, effect)
 
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         def effect() -> bytes:
@@ -146,32 +159,58 @@ class SimStore:
             at_once(self._bucket._store.read_into(key, offset, memoryview(data)))
             return self._perhaps_wrong(key, bytes(data))
 
-        data = await self._ask("read", key, effect)
+        data = await self.ask("read", key, effect)
         buffer[:] = data
 
     async def create(self, key: str, data: bytes) -> str:
-        return await self._ask("create", key, lambda: self._conditional(key, lambda: self._bucket.create(key, data)))
+        return await self.ask("create", key, lambda: self.conditional(key, lambda: self._bucket.create(key, data)))
 
     async def replace(self, key: str, data: bytes, *, etag: str) -> str:
-        return await self._ask(
-            "replace", key, lambda: self._conditional(key, lambda: self._bucket.replace(key, data, etag))
+        return await self.ask(
+            "replace", key, lambda: self.conditional(key, lambda: self._bucket.replace(key, data, etag))
         )
 
-    @asynccontextmanager
-    async def upload(self, key: str) -> AsyncIterator[SimUpload]:
-        yield SimUpload(self, self._bucket, key)
+    def upload(self, key: str) -> AbstractAsyncContextManager[SimUpload]:
+        write_id = f"{self._chance.getrandbits(64):016x}"
+        return open_upload(self, self._bucket.uploads, key, write_id, self._bucket.part_bytes)
+
+    async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        def look() -> Awaitable[list[UnfinishedUpload]]:
+            return self.ask("list uploads", prefix, lambda: self._bucket.uploads.list(prefix))
+
+        for upload in await self.retrier.call(look):
+            yield upload
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        await self.ask("abort", upload.key, lambda: self._bucket.abort(upload))
+
+    async def presign_get(self, key: str, *, expires_s: int) -> str:
+        raise NotImplementedError
 
     async def delete(self, key: str) -> None:
-        await self._ask("delete", key, lambda: self._bucket.delete(key))
+        await self.ask("delete", key, lambda: self._bucket.delete(key))
 
     async def list(self, prefix: str) -> AsyncIterator[Entry]:
-        for entry in await self._ask("list", prefix, lambda: self._bucket.list(prefix)):
+        for entry in await self.ask("list", prefix, lambda: self._bucket.list(prefix)):
             yield entry
 
     async def close(self) -> None:
         pass
 
-    def _conditional(self, key: str, write: Callable[[], str]) -> str:
+    async def turn(self) -> None:
+        """See :meth:`~tests.sim.loop.Process.turn`."""
+        await self._process.turn()
+
+    def note(self, line: str) -> None:
+        """Add a line to the trace."""
+        self._note(f"{self._node}: {line}")
+
+    def loses_parts(self) -> bool:
+        """Whether the server has lost a part of an upload that is about to be completed."""
+        return self._network.happens(self._network.faults.lost_part)
+
+    def conditional(self, key: str, write: Callable[[], T]) -> T:
+        """What a create-only or compare-and-set write comes to."""
         if self._network.happens(self._network.faults.conflict):
             # 409: another request for this key is under way, whatever becomes of it.
             raise PreconditionFailed(f"object {key}: conflicting request", key=key)
@@ -187,7 +226,9 @@ class SimStore:
         self._note(f"{self._node} gets wrong bytes of {key}")
         return bytes(wrong)
 
-    async def _ask(self, what: str, key: str, effect: Callable[[], T]) -> T:
+    async def ask(self, what: str, key: str, effect: Callable[[], T]) -> T:
+        """Send a request, whose ``effect`` the server has if it arrives, and return its answer."""
+
         def serve(reply: Reply) -> None:
             faults = self._network.faults
             if self.signer.is_refused(self._bucket.date_s()):
@@ -216,32 +257,7 @@ class SimStore:
         return result
 
 
-class SimUpload:
-    """As the adapters do: sent in one piece at the end, and a commit may be repeated."""
-
-    def __init__(self, store: SimStore, bucket: Bucket, key: str) -> None:
-        self._store = store
-        self._bucket = bucket
-        self._key = key
-        self._data = bytearray()
-        self._unsure = False
-
-    async def write(self, data: bytes | bytearray | memoryview) -> None:
-        await self._store._process.turn()
-        self._data += data
-
-    async def commit(self) -> None:
-        try:
-            await self._store.create(self._key, bytes(self._data))
-        except StoreUnavailable:
-            self._unsure = True
-            raise
-        except PreconditionFailed:
-            if not self._unsure or self._bucket.read(self._key) != bytes(self._data):
-                raise
-
-
 def retried(store: SimStore, clock: Clock, process: Process, chance: random.Random) -> RetryingStore:
     """The store as agents have it."""
-    retrier = Retrier(RetryPolicy(), clock=clock.count_s, sleep=process.sleep, fraction=chance.random)
-    return with_retry(store, retrier)  # type: ignore[arg-type]
+    store.retrier = Retrier(RetryPolicy(), clock=clock.count_s, sleep=process.sleep, fraction=chance.random)
+    return with_retry(store, store.retrier)  # type: ignore[arg-type]

@@ -57,6 +57,7 @@ class World:
         self.full_every = self.chance.choice((0, 2, 3))
         self.network = Network(self.chance, self.note)
         self.bucket = Bucket(self.loop)
+        self.bucket.part_bytes = self.chance.choice((0, 0, 900, 4000))
         self.model = Model(self.bucket, MIN_AGE_S - 1.0)  # the store tells its time in whole seconds
         self.bucket.watcher = self._Watch(self)
         self._first = Training(MemoryStore(), specs=SPECS[0], seed=self.seed, aliases={}).weights
@@ -116,6 +117,9 @@ class World:
 
         def deleted(self, key: str) -> None:
             self._guarded(lambda: self.world.model.deleted(key))
+
+        def aborted(self, key: str) -> None:
+            self._guarded(lambda: self.world.model.aborted(key))
 
         def _guarded(self, look: object) -> None:
             try:
