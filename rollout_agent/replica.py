@@ -59,6 +59,8 @@ class Replica:
         self._saving = asyncio.Lock()
         self._closing = False
         self._heard: str | None = None
+        self._stuck: Position | None = None
+        """The version held when an object that leads on was last found damaged."""
         self._owned_store: Store | None = None
 
     @classmethod
@@ -215,7 +217,9 @@ class Replica:
                     await self._follow(head, afresh=missed == head.position)
                 except (DamagedObject, FormatError):
                     self.faults.found("object")
-                    raise
+                    if attempt == _REPLANS - 1 or not await self._may_leap(head):
+                        raise
+                    missed = head.position
                 except ObjectNotFound:
                     if attempt == _REPLANS - 1:
                         raise
@@ -224,6 +228,18 @@ class Replica:
                 else:
                     return self.position
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _may_leap(self, head: Head) -> bool:
+        """Whether to go on from the newest full: what leads on from the version held was found damaged once more."""
+        held = self._holding.held
+        again, self._stuck = self._stuck, held.position if held is not None else None
+        if held is None or again != held.position:
+            return False
+        manifest = await self._source.manifest(head.position)
+        if manifest.full_version <= held.position.version:
+            return False
+        _LOG.warning("no way on from version %s: taking the full of %d", held.position, manifest.full_version)
+        return True
 
     async def repair(self) -> None:
         """Hash everything held and refetch what differs. Raises what :meth:`catch_up` raises."""
