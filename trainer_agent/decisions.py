@@ -40,7 +40,7 @@ def wants_extra_full(manifest: Manifest, full_every: int) -> bool:
 def settled(state: State, slot: int, ordinal: int, position: Position, digests: str, full_version: int) -> State:
     """The state after a publication was sealed: its slot is the base, fulls that have become visible are dropped."""
     base = Base(slot=slot, position=position, ordinal=ordinal, digests=digests)
-    return state.model_copy(update={"base": base, "fulls": pending_fulls(state.fulls, full_version)})
+    return state.model_copy(update={"base": base, "waiting": None, "fulls": pending_fulls(state.fulls, full_version)})
 
 
 def pending_fulls(fulls: Sequence[FullRef], full_version: int) -> tuple[FullRef, ...]:

@@ -335,6 +335,7 @@ class Desk:
             encode_s=event.encode_s,
             upload_s=event.upload_s,
             seal_s=event.seal_s,
+            damaged_groups=event.damaged_groups,
         )
         self._pending.handle.note_sealed(event.version, stats)
         self._pending = None

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import codec
+from trainer_agent.errors import WeightsDamaged
 
 WINDOW_BYTES = 256 << 20
 """Weights of the groups that are being encoded or wait to be written: bounds the memory that payloads take."""
@@ -24,23 +25,39 @@ Bits = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Job:
-    """One group: raw bits now and, for a delta, at the base, with the digest that the base must have."""
+    """One group, of the tensor ``name``: raw bits now and, for a delta, at the base, with the digests that both must
+    have (``digest``: empty where it is not known).
+    """
 
+    name: str
     dtype: str
     new: Bits
+    digest: bytes = b""
     base: Bits | None = None
     base_digest: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A group in shared memory that no longer has the XXH3-128 ``expected`` of it."""
+
+    name: str
+    expected: bytes
+    found: bytes
+
+    def __str__(self) -> str:
+        return f"the group of {self.name}: XXH3-128 {self.found.hex()}, expected {self.expected.hex()}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Encoded:
-    """One coded group. ``full``: its payload needs no base; ``base_damaged``: because the base had changed."""
+    """One coded group. ``full``: its payload needs no base; ``damage``: because the base had changed."""
 
     payload: bytes
     digest: bytes
     changed: int
     full: bool
-    base_damaged: bool
+    damage: Damage | None
     seconds: float
 
 
@@ -72,20 +89,33 @@ class Encoder:
             for _, future in running:
                 future.cancel()
 
+    async def digests(self, groups: Iterable[Bits]) -> list[bytes]:
+        """XXH3-128 of every group, in order."""
+        loop = asyncio.get_running_loop()
+        return await asyncio.gather(*(loop.run_in_executor(self._pool, codec.digest, group) for group in groups))
+
     def close(self) -> None:
         """End the threads; groups being encoded are finished first."""
         self._pool.shutdown(cancel_futures=True)
 
 
 def encode(job: Job) -> Encoded:
-    """Encode one group. A base that no longer has its digest is not used: the group is sent whole instead."""
+    """Encode one group. A base that no longer has its digest is not used: the group is sent whole instead.
+
+    ``WeightsDamaged`` if the group itself does not have its own.
+    """
     started_s = time.perf_counter()
-    base, damaged = job.base, False
-    if base is not None and codec.digest(base) != job.base_digest:
-        base, damaged = None, True
+    base, damage = job.base, None
+    if base is not None and (found := codec.digest(base)) != job.base_digest:
+        base, damage = None, Damage(job.name, job.base_digest, found)
     group = codec.encode_group(base, job.new, job.dtype)
+    if job.digest not in (b"", group.digest):
+        raise WeightsDamaged(
+            f"{Damage(job.name, job.digest, group.digest)}: it changed in shared memory between copy and encoding, so "
+            "something wrote to it, or the memory is faulty; the next publication copies all anew"
+        )
     full = not codec.needs_base(group.payload)
-    return Encoded(group.payload, group.digest, group.changed, full, damaged, time.perf_counter() - started_s)
+    return Encoded(group.payload, group.digest, group.changed, full, damage, time.perf_counter() - started_s)
 
 
 def _cores() -> int:

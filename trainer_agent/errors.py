@@ -11,6 +11,7 @@
     ├── Fenced                 another launch took the run over: stop this one
     ├── PublicationFailed      this version will not come to be; the next publication goes on
     │   ├── VersionAborted     it was opened and then given up (a rank withdrew or was silent, a receipt refused)
+    │   ├── WeightsDamaged     the copy in shared memory changed while it waited to be sent
     │   └── StillUndecided     an earlier one is still undecided, and waiting for it would hold up training
     ├── SidecarFailed          the sidecar cannot run, or ended again and again
     ├── SetupRefused           store, coordinator or run as given cannot work: fix them; raised at the start
@@ -77,6 +78,12 @@ class VersionAborted(PublicationFailed):
     code = "version-aborted"
 
 
+class WeightsDamaged(PublicationFailed):
+    """The copy in shared memory no longer is what was copied: something wrote to it, or the memory is faulty."""
+
+    code = "weights-damaged"
+
+
 class StillUndecided(PublicationFailed):
     """An earlier publication has been undecided for so long that this one was dropped instead of waiting."""
 
@@ -101,7 +108,16 @@ class Unreachable(TrainerError):
     code = "unreachable"
 
 
-_REPORTED = (LayoutRefused, ArenaTooSmall, Fenced, VersionAborted, StillUndecided, SidecarFailed, Misuse)
+_REPORTED = (
+    LayoutRefused,
+    ArenaTooSmall,
+    Fenced,
+    VersionAborted,
+    WeightsDamaged,
+    StillUndecided,
+    SidecarFailed,
+    Misuse,
+)
 
 
 def by_code(code: str, message: str, *, starting: bool = False) -> TrainerError:

@@ -13,7 +13,8 @@ from trainer_agent.errors import TrainerError
 @dataclass(frozen=True, slots=True)
 class Stats:
     """Of a sealed version: weights that changed, all weights, bytes uploaded and bytes of all weights, over all ranks;
-    seconds of this rank for the copy, encoding (summed over threads), uploading and waiting for the seal.
+    seconds of this rank for the copy, encoding (summed over threads), uploading and waiting for the seal;
+    ``damaged_groups`` of this rank whose base in shared memory had changed by itself, and which were sent whole.
     """
 
     changed: int
@@ -24,6 +25,7 @@ class Stats:
     encode_s: float
     upload_s: float
     seal_s: float
+    damaged_groups: int = 0
 
 
 AskServing = Callable[[int, Sequence[str], float, float], bool]

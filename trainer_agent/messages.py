@@ -121,6 +121,7 @@ class Sealed(Message):
     encode_s: float = 0
     upload_s: float = 0
     seal_s: float = 0
+    damaged_groups: int = 0
 
 
 class Failed(Message):

@@ -29,6 +29,7 @@ from trainer_agent.session import (
 )
 from trainer_agent.shard import SentShard, envelope_of, find_receipt, send_shard
 from trainer_agent.signs import Decided, giving_signs
+from trainer_agent.state import Waiting
 from trainer_agent.withdrawing import withdraw
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused, WeightStoreError
 from weight_store.records import sha256_hex
@@ -40,6 +41,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
+_NAMED_GROUPS = 3
 DECISION_WAIT_S = 20.0
 """How long one long poll for the decision lasts: less than what proxies cut after."""
 
@@ -50,6 +52,7 @@ class Publication:
 
     worker: Worker
     progress: Progress
+    waiting: Waiting
     resumed: bool
     sent: SentShard | None = None
     receipt_sha256: str = ""
@@ -191,12 +194,14 @@ class Publication:
             self.worker.patience.tell("")
         self.receipt_sha256 = sha256_hex(self.sent.stored)
         self.sent_at_s = self.worker.clock()
-        if self.sent.damaged_groups:
+        if self.sent.damaged:
             _log.error(
-                "%d groups of the base in shared memory did not have their digests any more and were sent whole: "
-                "something wrote to %s, or its memory is faulty",
-                self.sent.damaged_groups,
+                "the base in shared memory changed by itself, and %d of its groups were sent whole: something wrote to "
+                "%s, or its memory is faulty (%s%s)",
+                len(self.sent.damaged),
                 self.worker.arena.path,
+                "; ".join(map(str, self.sent.damaged[:_NAMED_GROUPS])),
+                "; …" if len(self.sent.damaged) > _NAMED_GROUPS else "",
             )
         return Sent()
 
@@ -207,7 +212,7 @@ class Publication:
         return await send_shard(
             worker.store,
             worker.encoder,
-            worker.movement.taken(worker.slots.jobs(progress.slot, base)),
+            worker.movement.taken(worker.slots.jobs(progress.slot, base, self.waiting)),
             envelope_of(self._answer, worker.config.rank, worker.state.fulls, assets),
             nonce=worker.nonce(),
             clock=worker.clock,
@@ -290,6 +295,7 @@ class Publication:
                 encode_s=self.sent.encode_s if self.sent else 0,
                 upload_s=self.sent.upload_s if self.sent else 0,
                 seal_s=seal_s,
+                damaged_groups=len(self.sent.damaged) if self.sent else 0,
             )
         )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator.wire import VersionAnswer
-from trainer_agent.encoding import Encoder, Job
+from trainer_agent.encoding import Damage, Encoder, Job
 from weight_store.errors import DigestMismatch
 from weight_store.keys import receipt_key, shard_key
 from weight_store.position import Position
@@ -57,7 +57,7 @@ def envelope_of(answer: VersionAnswer, rank: int, fulls: tuple[FullRef, ...], as
 class SentShard:
     """The receipt that counts, as stored. ``ours``: this attempt's; otherwise one from before a restart.
 
-    ``damaged_groups``: groups sent whole because their base in the arena no longer had its digest.
+    ``damaged``: groups sent whole because their base in the arena no longer had its digest.
     """
 
     receipt: Receipt
@@ -65,7 +65,7 @@ class SentShard:
     ours: bool
     encode_s: float
     upload_s: float
-    damaged_groups: int
+    damaged: tuple[Damage, ...]
 
     def full_ref(self) -> FullRef:
         """How later receipts refer to it, if it is an extra full's."""
@@ -121,7 +121,8 @@ async def send_shard(
     changed: list[int] = []
     digests: list[str] = []
     full: list[int] = []
-    damaged, encode_s = 0, 0.0
+    damaged: list[Damage] = []
+    encode_s = 0.0
     started_s = clock()
     async with store.upload(key) as upload:
         hasher.feed(SHARD_MAGIC)
@@ -133,7 +134,8 @@ async def send_shard(
                 sizes.append(len(group.payload))
                 changed.append(group.changed)
                 digests.append(group.digest.hex())
-                damaged += group.base_damaged
+                if group.damage is not None:
+                    damaged.append(group.damage)
                 encode_s += group.seconds
                 await asyncio.to_thread(hasher.feed, group.payload)
                 await upload.write(group.payload)
@@ -161,7 +163,7 @@ async def send_shard(
         assets=envelope.assets,
     )
     found = await _store_receipt(store, envelope, receipt)
-    return SentShard(*found, encode_s=encode_s, upload_s=clock() - started_s, damaged_groups=damaged)
+    return SentShard(*found, encode_s=encode_s, upload_s=clock() - started_s, damaged=tuple(damaged))
 
 
 async def _store_receipt(store: Store, envelope: Envelope, receipt: Receipt) -> tuple[Receipt, bytes, bool]:

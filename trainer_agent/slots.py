@@ -11,7 +11,7 @@ from codec import digest
 from trainer_agent.arena import SLOTS, Arena
 from trainer_agent.encoding import Bits, Job
 from trainer_agent.placement import PlacedGroup
-from trainer_agent.state import Base
+from trainer_agent.state import Base, Waiting
 
 
 class Slots:
@@ -29,15 +29,20 @@ class Slots:
         view: Bits = np.frombuffer(self._maps[slot], unsigned, placed.group.elements, placed.start)
         return view
 
-    def jobs(self, slot: int, base: Base | None) -> Iterator[Job]:
-        """What is to be encoded from ``slot``: deltas from ``base``, or fulls."""
+    def views(self, slot: int) -> Iterator[Bits]:
+        """Raw bits of every group, in order."""
+        return (self.view(slot, entry) for entry in range(len(self.placed)))
+
+    def jobs(self, slot: int, base: Base | None, waiting: Waiting | None = None) -> Iterator[Job]:
+        """What is to be encoded from ``slot``: deltas from ``base``, or fulls. ``waiting``: what the slot must hold."""
         for entry, placed in enumerate(self.placed):
-            new = self.view(slot, entry)
+            name, new = placed.group.pieces[0].tensor.name, self.view(slot, entry)
+            digest = b"" if waiting is None else waiting.digest(entry)
             if base is None:
-                yield Job(placed.group.dtype, new)
+                yield Job(name, placed.group.dtype, new, digest)
             else:
-                yield Job(placed.group.dtype, new, self.view(base.slot, entry), base.digest(entry))
+                yield Job(name, placed.group.dtype, new, digest, self.view(base.slot, entry), base.digest(entry))
 
     def digests(self, slot: int) -> str:
         """XXH3-128 of every group as a receipt lists them (hex)."""
-        return "".join(digest(self.view(slot, entry)).hex() for entry in range(len(self.placed)))
+        return "".join(digest(view).hex() for view in self.views(slot))

@@ -21,6 +21,10 @@ _log = logging.getLogger(__name__)
 STATE_FILE = "state.json"
 
 
+def _digest(digests: str, entry: int) -> bytes:
+    return bytes.fromhex(digests[32 * entry : 32 * (entry + 1)])
+
+
 class Base(Part):
     """A slot holds exactly the weights of ``position``. ``digests``: XXH3-128 of each owned group, as in receipts."""
 
@@ -31,12 +35,25 @@ class Base(Part):
 
     def digest(self, entry: int) -> bytes:
         """Digest of the rank's ``entry``-th group."""
-        return bytes.fromhex(self.digests[32 * entry : 32 * (entry + 1)])
+        return _digest(self.digests, entry)
+
+
+class Waiting(Part):
+    """A slot holds publication ``ordinal``, copied and not sealed. ``digests``: of its groups, taken after the copy."""
+
+    slot: int
+    ordinal: Count
+    digests: Hex
+
+    def digest(self, entry: int) -> bytes:
+        """Digest of the rank's ``entry``-th group."""
+        return _digest(self.digests, entry)
 
 
 class State(Record):
     """``state.json`` in the arena, replaced atomically.
 
+    ``waiting``: what was copied last, so that a later sidecar too knows whether its memory still holds that.
     ``full_due``: an extra full of this base is being uploaded; it is begun again after a crash. ``fulls`` are those of
     this rank that are durable and not yet visible through a manifest.
     """
@@ -46,6 +63,7 @@ class State(Record):
     run_id: Uuid
     layout: Sha256
     base: Base | None = None
+    waiting: Waiting | None = None
     full_due: Base | None = None
     fulls: tuple[FullRef, ...] = ()
 

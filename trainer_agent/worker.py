@@ -29,7 +29,7 @@ from trainer_agent.publication import Publication
 from trainer_agent.session import Progress
 from trainer_agent.signs import Movement
 from trainer_agent.slots import Slots
-from trainer_agent.state import STATE_FILE, Base, State, seal, unseal
+from trainer_agent.state import STATE_FILE, Base, State, Waiting, seal, unseal
 from weight_store.errors import LayoutError, ObjectNotFound
 from weight_store.keys import offer_key
 from weight_store.layout import Layout
@@ -230,8 +230,19 @@ class Worker:
 
     async def publish(self, request: Publish) -> None:
         """Carry one publication through until it is sealed or has failed, and tell the trainer."""
+        waiting = await self._note_waiting(request)
         progress = Progress(request.ordinal, request.step, request.slot, self.state.base, version=request.version)
-        await Publication(self, progress, resumed=request.resumed).carry_through()
+        await Publication(self, progress, waiting, resumed=request.resumed).carry_through()
+
+    async def _note_waiting(self, request: Publish) -> Waiting:
+        """What the slot must still hold when it is encoded, which may be long after the copy."""
+        known = self.state.waiting
+        if known is not None and (known.slot, known.ordinal) == (request.slot, request.ordinal):
+            return known
+        digests = b"".join(await self.encoder.digests(self.slots.views(request.slot))).hex()
+        waiting = Waiting(slot=request.slot, ordinal=request.ordinal, digests=digests)
+        self.save(self.state.model_copy(update={"waiting": waiting}))
+        return waiting
 
     async def ask_serving(self, request: AskServing) -> None:
         """Put the trainer's question to the coordinator."""
