@@ -185,19 +185,25 @@ class Chaos:
         self.later(1.0, 8.0, back)
 
     def _arena_rots(self) -> None:
-        """A bit flips in the base, which the trainer no longer writes; the other slot's content has no digest yet."""
+        """A bit flips in the base, or in the copy that waits, once it has its digests: before, nobody could tell."""
         if ranks := self._ranks():
             launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
-            slot = rank.desk._base_slot
-            if slot is not None and rank.arena.slots:
+            waiting = rank.waiting
+            slots = [slot for slot in (rank.desk._base_slot, waiting) if slot is not None]
+            if slots and rank.arena.slots:
+                slot = self.chance.choice(slots)
                 memory = rank.arena.slots[slot]
                 memory[self.chance.randrange(len(memory))] ^= 1 << self.chance.randrange(8)
                 self.world.note(f"{rank.node}: a bit of slot {slot} flips")
+                rank.rots = rank.rots or slot == waiting
 
     def _state_rots(self) -> None:
-        """A sidecar dies, and a bit of what it left for the next one flips."""
-        if ranks := self._ranks():
+        """A sidecar dies, and a bit of what it left for the next one flips.
+
+        Not where the copy changed as well: then nobody is left who knows what it was.
+        """
+        if ranks := [(launch, number) for launch, number in self._ranks() if not launch.ranks[number].rots]:
             launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
             rank.sidecar.kill()

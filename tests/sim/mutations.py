@@ -29,6 +29,7 @@ from tests.sim import clocks, collectors, world
 from tests.sim.network import Faults
 from tests.sim.simulation import Bias
 from tests.sim.store import Bucket
+from trainer_agent.slots import Slots
 from weight_store import chain, reading
 from weight_store.errors import PreconditionFailed, StoreUnavailable
 from weight_store.gc import Collector, plan
@@ -199,6 +200,13 @@ class _ForgetsLayouts(Collector):
         return verdicts
 
 
+_JOBS = Slots.jobs
+
+
+def _jobs_of_anything(self: Slots, slot: int, base: Any, waiting: Any = None) -> Any:
+    return _JOBS(self, slot, base)
+
+
 async def _read_once(store: Store, key: str, known: Any = (), *, max_bytes: int = MAX_RECORD_BYTES) -> tuple[Blob, str]:
     blob = await store.get(key, max_bytes=max_bytes)
     return blob, sha256_hex(blob.data)
@@ -244,6 +252,9 @@ MUTATIONS: Mapping[str, Mutation] = {
     "digest verification": Mutation(
         ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
         Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts")),
+    ),
+    "digests of the copy that waits": Mutation(
+        ((Slots, "jobs", _jobs_of_anything),), Bias(Faults(slow=0.1), ("arena_rots", "store_is_away"))
     ),
     "afresh after a gap": Mutation(
         ((Replica, "_follow", _follow_by_deltas),), Bias(CALM, ("region_falls_behind",), full_every=1)

@@ -24,6 +24,7 @@ from trainer_agent.messages import MAX_LINE_BYTES, Attach, Event, Message, parse
 from trainer_agent.patience import Patience
 from trainer_agent.placement import place_groups, slot_bytes
 from trainer_agent.sidecar import Connection
+from trainer_agent.state import STATE_FILE, unseal
 from trainer_agent.worker import Worker
 from weight_store.memory import MemoryStore
 
@@ -146,6 +147,7 @@ class SimRank:
         self.process = launch.process
         self.sidecar = Process(f"{self.node}-sidecar")
         self.arena = SimArena()
+        self.rots = False
         attach = Attach(
             arena="/arena",
             run=world.run,
@@ -176,6 +178,14 @@ class SimRank:
             clock=world.clock(self.node).count_s,
             nonce=world.nonce,
         )
+
+    @property
+    def waiting(self) -> int | None:
+        """The slot of the copy that is being published, if its digests are known."""
+        state, pending = unseal(self.arena.files.get(STATE_FILE, b"")), self.desk._pending
+        if state is None or state.waiting is None or pending is None:
+            return None
+        return state.waiting.slot if state.waiting.ordinal == pending.handle.ordinal else None
 
     async def patiently(self, ask: Callable[[], Any], limit_s: float = OVER) -> Any:
         """Ask the desk again and again, as its blocking calls do in real time."""
