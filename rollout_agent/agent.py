@@ -18,6 +18,7 @@ from pathlib import Path
 from coordinator.client import CoordinatorClient
 from coordinator.errors import CoordinatorError
 from coordinator.wire import AgentReport, ReplicaState
+from rollout_agent.announcing import Announcements
 from rollout_agent.engine import Engine, Staged
 from rollout_agent.errors import EngineLoading, EngineRefused, EngineSilent, RolloutError, RunError
 from rollout_agent.replica import Replica
@@ -26,7 +27,6 @@ from weight_store.position import Position
 
 _LOG = logging.getLogger(__name__)
 
-_LONG_POLL_S = 20.0
 _TTL_S = 30.0
 _MAX_ERROR = 1000
 
@@ -122,6 +122,7 @@ class Agent:
         if self.pace.scrub_s:
             work.append(self._scrub_for_ever())
         beside = [asyncio.create_task(item) for item in work]
+        announcements = self._announcements()
         failures = 0
         try:
             while True:
@@ -131,14 +132,14 @@ class Agent:
                 try:
                     await self.step()
                     failures = 0
-                    await self._announced()
+                    await self._announced(announcements)
                 except RunError:
                     raise
                 except EngineLoading as waits:
                     _LOG.info("%s", waits)
                 except ObjectNotFound:
                     self._say(state="starting", error=f"run {self.run!r} is not in the bucket yet")
-                    await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
+                    await self._pause()
                 except (RolloutError, WeightStoreError) as error:
                     failures += 1
                     pause_s = self.pace.retry_s(failures, self.ambient.draw())
@@ -149,6 +150,8 @@ class Agent:
             for task in beside:
                 task.cancel()
             await asyncio.gather(*beside, return_exceptions=True)
+            if announcements is not None:
+                await announcements.close()
 
     async def step(self) -> None:
         """Catch up once and hand over; what is due to be checkpointed is left to :meth:`follow`."""
@@ -223,17 +226,20 @@ class Agent:
         self.replica.confirm(position)
         _LOG.info("version %d is serving", position.version)
 
-    async def _announced(self) -> None:
+    async def _announced(self, announcements: Announcements | None) -> None:
         """Return when the head may have moved: told by the coordinator, or after a while."""
         held = self.replica.position
-        if self.client is not None and held is not None:
-            try:
-                head = await self.client.head(self.run, after=held.version, wait_s=_LONG_POLL_S)
-            except CoordinatorError as error:
-                self._note(error)
-            else:
-                if head.position.version > held.version:
-                    return
+        if announcements is None or held is None:
+            await self._pause()
+        else:
+            await announcements.wait(held)
+
+    def _announcements(self) -> Announcements | None:
+        if self.client is None:
+            return None
+        return Announcements(self.client, self.run, pause=self._pause, sleep=self.ambient.sleep, note=self._note)
+
+    async def _pause(self) -> None:
         await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
 
     # ---- checkpoints
