@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 MODEL, STATE = Path("/model"), Path("/state")
 PLACES = Places.of(MODEL)
 WATCH_S = 5.0
-"""Far more happens between two looks of an agent at its files than there is to see for it."""
+"""Between two looks of an agent at its files: what they find is hidden and repaired just as well a little later."""
 DISTRUST = frozenset({"head", "manifest", "receipt", "layout", "shard"})
 
 

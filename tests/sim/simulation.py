@@ -27,7 +27,7 @@ CALM_S = 300.0
 """Longer than everything that may have to run out first: expiry, long polls, budgets of retries, patience."""
 CLEAN_S = 60.0
 """Longer than the minimum age and a collection or two."""
-FAULTS, MANY_FAULTS = (4, 12), (30, 60)
+FAULTS, MANY_FAULTS = (2, 8), (30, 60)
 """A short schedule finds most of what a long one does, many times as quickly; some states only a long one comes to."""
 
 
@@ -149,7 +149,7 @@ async def _run(world: World, bias: Bias) -> None:
         await asyncio.sleep(0.25)
     world.network.faults = faults
     pause_s = world.chance.choice((0.3, 1.0, 3.0))
-    for _ in range(world.chance.randint(*(MANY_FAULTS if world.chance.random() < 0.04 else FAULTS))):
+    for _ in range(world.chance.randint(*(MANY_FAULTS if world.chance.random() < 0.05 else FAULTS))):
         await asyncio.sleep(world.chance.expovariate(1 / pause_s))
         chaos.act()
         world.check()
@@ -220,9 +220,9 @@ def _settled(world: World, owner: Launch) -> bool:
     return all(
         agent.replica is not None
         and not agent.disk.dead  # it has just crashed, and the process is about to learn that
-        and agent.replica.position == head.position
         and agent.agent is not None
         and agent.served == head.position.version
+        and agent.replica.position == head.position
         and agent.disk.entered() is not None
         for agent in world.agents
     )

@@ -19,7 +19,7 @@ from tests.sim.network import Faults
 from tests.sim.simulation import Bias, Failed, simulate
 
 SEEDS = 32
-HUNT_SEEDS = 80
+HUNT_SEEDS = 200
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS + 1))
