@@ -122,6 +122,8 @@ class ObservedDisk(SimDisk):
 
     def entered(self) -> Whole | None:
         """What the directory holds, if an engine that looks at it as the gate does gets in now."""
+        if self.dead:
+            return None  # between two processes of the agent: this disk is about to be replaced
         mark = holds(self, PLACES)
         if mark is None or self._visitor is None:
             return mark
