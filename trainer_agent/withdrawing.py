@@ -11,6 +11,7 @@ from trainer_agent.patience import TRANSIENT
 from trainer_agent.session import GivenUp, Interrupted, Observed, Refused
 from weight_store.errors import ObjectNotFound, WeightStoreError
 from weight_store.keys import manifest_key, open_key
+from weight_store.reading import read_agreed
 from weight_store.records import MAX_RECORD_BYTES, record_format
 from weight_store.register import Existing, create_or_read
 from weight_store.version import Abort, Open, Withdrawal, withdrawn
@@ -51,7 +52,8 @@ async def _withdraw_in_bucket(worker: Worker, version: int, why: Refused) -> Giv
     run, store = worker.config.run, worker.store
     key = open_key(run, version)
     try:
-        opened = Open.parse((await store.get(key, max_bytes=MAX_RECORD_BYTES)).data, key=key)
+        blob, _ = await read_agreed(store, key)  # whose version this is decides whether it is given up
+        opened = Open.parse(blob.data, key=key)
     except ObjectNotFound:
         return GivenUp()  # retention has passed it
     if (opened.run_id, opened.term) != (worker.run_id, worker.term):
