@@ -111,6 +111,9 @@ class Guarded:
         stamps = self._stamps_before(names, afresh=afresh)
         wanted = checking.groups_in(held.groups, weights.table, names)
         known, self.damage = self.damage, checking.damaged(weights, held, wanted, self.pool)
+        if self._displaced:
+            # What was hashed is not what the stamps are of.
+            raise DamagedFiles(f"a weight file of {self.places.model} was replaced or cut by something else")
         seen = {(item.group.index, item.found) for item in known}
         new = [item for item in self.damage if (item.group.index, item.found) not in seen]
         for item in new[:20]:

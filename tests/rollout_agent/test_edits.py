@@ -309,6 +309,33 @@ async def test_an_edit_while_a_version_is_fetched_is_not_taken_over(
     assert read_dir(tmp_path) == training.tensors(2)
 
 
+async def test_a_file_replaced_while_groups_are_refetched_is_not_taken_for_repaired(
+    training: Training, tmp_path: Path, read_dir: ReadDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        path = weight_files(tmp_path)[1]
+        edit(path)
+        read = MemoryStore.read_into
+
+        async def meddled(self: MemoryStore, key: str, offset: int, buffer: memoryview) -> None:
+            monkeypatch.undo()
+            replace(path)
+            edit(path)
+            misspell(path)
+            await read(self, key, offset, buffer)
+
+        monkeypatch.setattr(MemoryStore, "read_into", meddled)
+        with pytest.raises(DamagedFiles, match="replaced"):
+            await replica.check()
+        with pytest.raises(NotWhole):
+            enters(tmp_path, verify=True)
+        assert await replica.catch_up() == training.position
+        assert enters(tmp_path, verify=True) == 1
+    assert read_dir(tmp_path) == training.tensors(1)
+
+
 async def test_an_engine_that_is_told_is_not_disturbed_while_it_loads(
     training: Training, tmp_path: Path, read_dir: ReadDir
 ) -> None:

@@ -67,10 +67,10 @@ class _AgentLock(SimLock):
 class _DoubtLock(SimLock):
     def __init__(self, disk: ObservedDisk) -> None:
         self._disk = disk
-        disk.doubted = True
+        disk.doubts.add(self)
 
     def release(self) -> None:
-        self._disk.doubted = False
+        self._disk.doubts.discard(self)
 
 
 class ObservedDisk(SimDisk):
@@ -95,7 +95,7 @@ class ObservedDisk(SimDisk):
         self.sound = True
         """False once an effect has failed: what the disk holds is then nobody's promise."""
         self.looks, self.reads = 0.2, 0.3
-        self.doubted = False
+        self.doubts: set[_DoubtLock] = set()
         self.locks: set[Path] = set()
         """The agent's, as long as nobody removes their files."""
         self._visitor: Visitor | None = None
@@ -179,7 +179,7 @@ class ObservedDisk(SimDisk):
 
     def try_lock(self, path: Path, *, shared: bool) -> SimLock | None:
         if path == PLACES.gate_doubt:
-            return _DoubtLock(self) if shared else None if self.doubted else SimLock()
+            return _DoubtLock(self) if shared else None if self.doubts else SimLock()
         if path.name == "agent.lock" and not shared:
             return _AgentLock(self, path)
         if shared or path != PLACES.gate_lock:
