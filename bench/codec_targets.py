@@ -98,7 +98,7 @@ def measure(name: str, base: Bits, new: Bits, target: Target, rounds: int) -> Ro
 
     def decode(wants_digest: bool) -> object:
         return _native.ulp_decode(
-            base.view(np.uint8), body, 8, 7, index, bits.view(np.uint8), portable=False, digest=wants_digest
+            base.view(np.uint8), body, 8, 7, index, bits.view(np.uint8), False, _native.Digests(False, wants_digest)
         )
 
     seconds = least(

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import kernels
+from codec._native import Digests
 from codec.digest import digest
 from codec.dtypes import Bits
 from codec.errors import CorruptFrame, InvalidInput
@@ -22,7 +23,7 @@ class Change:
 
     Sparse: ``index`` (uint32) ascends without repeats, ``bits`` (unsigned, item size of the dtype) are the new
     values there, ``whole`` is None. Whole: ``whole`` is the new array, the other two are empty.
-    ``digest`` is the XXH3-128 of the result either way.
+    ``digest`` is the XXH3-128 of the result either way; empty where somebody else takes the digest of several changes.
     """
 
     index: NDArray[np.uint32]
@@ -36,17 +37,30 @@ class Change:
         return self.index.nbytes + self.bits.nbytes + (0 if self.whole is None else self.whole.nbytes)
 
 
-def whole_change(new: Bits) -> Change:
-    """A change that replaces everything; hashes ``new``."""
-    return Change(np.empty(0, np.uint32), np.empty(0, new.dtype), new, digest(new))
+def whole_change(base: Bits | None, new: Bits, digests: Digests | None) -> Change:
+    """A change that replaces everything; feeds ``digests``, or else hashes ``new`` for itself."""
+    if digests is not None:
+        kernels.hash_both(digests, base, new)
+    own = digest(new) if digests is None else b""
+    return Change(np.empty(0, np.uint32), np.empty(0, new.dtype), new, own)
 
 
-def sparse_change(base: Bits, index: NDArray[np.uint32], bits: Bits) -> Change:
-    """A change of some elements of ``base``, which is only read; hashes the result tile by tile.
+def sparse_change(base: Bits, index: NDArray[np.uint32], bits: Bits, digests: Digests | None) -> Change:
+    """A change of some elements of ``base``, which is only read; feeds ``digests``, or else hashes its own result.
 
     ``index`` comes from decoded bytes: :class:`CorruptFrame` if it does not ascend or leaves the base.
     """
-    return Change(index, bits, None, kernels.digest_patched(base, index, bits))
+    taken = Digests(base=False, result=True) if digests is None else digests
+    kernels.hash_patched(taken, base, index, bits)
+    return Change(index, bits, None, taken.result() if digests is None else b"")
+
+
+def hash_change(digests: Digests, base: Bits | None, change: Change) -> None:
+    """Feed ``digests`` with a change that was decoded without; :class:`CorruptFrame` as for :func:`sparse_change`."""
+    if change.whole is not None:
+        kernels.hash_both(digests, base, change.whole)
+    elif base is not None:
+        kernels.hash_patched(digests, base, change.index, change.bits)
 
 
 def apply_change(buffer: Bits, change: Change) -> None:

@@ -12,12 +12,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from codec.dtypes import Bits
 from codec.errors import InvalidInput
 
 DIGEST_BYTES = 16
-TILE_BYTES = 256 << 10
-"""How much of a result exists at a time while it is hashed: fits the second-level cache of current cores."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[Any]
 
@@ -38,21 +35,3 @@ def as_bytes(data: Buffer) -> memoryview:
         raise InvalidInput(
             f"expected bytes or a contiguous array of them, got {type(data).__name__}: {error}"
         ) from None
-
-
-def update_patched(hasher: xxhash.xxh3_128, base: Bits, index: NDArray[np.uint32], bits: Bits) -> None:
-    """Feed ``hasher`` with ``base`` as it is once ``bits`` are stored at ``index``, which ascends; neither changes.
-
-    Works through one tile at a time, so the patched array never exists as a whole.
-    """
-    tile_n = TILE_BYTES // base.itemsize
-    starts = np.arange(0, base.size, tile_n, dtype=np.int64)
-    cuts = np.append(np.searchsorted(index, starts), index.size).tolist()
-    tile = np.empty(min(tile_n, base.size), base.dtype)
-    for start, low, high in zip(starts.tolist(), cuts, cuts[1:], strict=False):
-        part = base[start : start + tile_n]
-        if low != high:
-            np.copyto(tile[: part.size], part)
-            part = tile[: part.size]
-            part[index[low:high].astype(np.int64) - start] = bits[low:high]
-        hasher.update(as_bytes(part))

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import kernels, streams
+from codec._native import Digests
 from codec.change import Change, sparse_change
 from codec.dtypes import BITS_OF_SIZE, Bits, find
 from codec.errors import CorruptFrame, InvalidInput
@@ -38,7 +39,7 @@ def encode(base: Bits | None, new: Bits, dtype: str) -> bytes | None:
     return body if len(body) < new.nbytes else None
 
 
-def decode(base: Bits | None, body: memoryview, dtype: str, count: int) -> Change:
+def decode(base: Bits | None, body: memoryview, dtype: str, count: int, digests: Digests | None = None) -> Change:
     """The changes as a sparse change of ``base``, which is only read."""
     if base is None:
         raise InvalidInput("fields_v1 needs the base")
@@ -55,7 +56,7 @@ def decode(base: Bits | None, body: memoryview, dtype: str, count: int) -> Chang
     where = np.concatenate(wheres)
     order = np.argsort(where, kind="stable")  # two ascending runs: one merge
     index = where[order].astype(np.uint32)
-    return sparse_change(base, index, base[index] + np.concatenate(steps)[order])
+    return sparse_change(base, index, base[index] + np.concatenate(steps)[order], digests)
 
 
 def _class_head(reader: streams.Reader, count: int, item_bytes: int) -> tuple[int, int, int]:

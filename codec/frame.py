@@ -6,21 +6,22 @@ Tensors may be torch or numpy, of any shape and dtype, contiguous or not, on any
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
-import xxhash
 
-from codec import dtypes, header
-from codec.change import Change, apply_change
-from codec.digest import Buffer, as_bytes, digest, update_patched
+from codec import dtypes, header, kernels, threads
+from codec._native import Digests
+from codec.change import Change, apply_change, hash_change
+from codec.digest import Buffer, digest
 from codec.dtypes import ArrayLike, Bits, DType
-from codec.errors import BaseMismatch, CorruptFrame, InvalidInput
-from codec.group import decode_group, encode_payload, needs_base
+from codec.errors import BaseMismatch, CodecError, CorruptFrame, InvalidInput
+from codec.group import decode_fed, encode_payload, needs_base
 from codec.header import FrameHeader, chunks_of
-from codec.threads import in_order
+from codec.threads import helped, in_order
+
+_NO_DIGESTS = Digests(base=False, result=False)
+"""For what is hashed afterwards, in order."""
 
 
 def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype: str | None = None) -> bytes:
@@ -41,7 +42,7 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
     old, now = dtypes.to_bits(base), dtypes.to_bits(new)
     if tuple(base.shape) != tuple(new.shape):
         raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
-    (of_new, of_old), payloads = _encode([now, old], old, now, info, method)
+    of_new, of_old, payloads = _encode(old, now, info, method)
     return header.write(FrameHeader(info, (now.size,), of_new, of_old), payloads)
 
 
@@ -53,23 +54,27 @@ def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
     info = _meaning(new, dtype)
     now = dtypes.to_bits(new)
     shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)
-    (of_new,), payloads = _encode([now], None, now, info, "auto")
+    of_new, _, payloads = _encode(None, now, info, "auto")
     return header.write(FrameHeader(info, shape, of_new, None), payloads)
 
 
-def _encode(
-    hashed: list[Bits], old: Bits | None, now: Bits, info: DType, method: str
-) -> tuple[list[bytes], list[bytes]]:
-    """The digests of ``hashed``, one thread's work each, which therefore begin first; the payload of each chunk."""
+def _encode(old: Bits | None, now: Bits, info: DType, method: str) -> tuple[bytes, bytes | None, list[bytes]]:
+    """The digests of ``now`` and ``old``, and the payload of each chunk."""
 
-    def code(chunk: slice) -> bytes:
-        return encode_payload(None if old is None else old[chunk], now[chunk], info.name, method=method)[0]
+    def code(chunk: slice, digests: Digests | None = None) -> bytes:
+        base = None if old is None else old[chunk]
+        return encode_payload(base, now[chunk], info.name, method=method, digests=digests)[0]
 
     chunks = chunks_of(now.size)
-    jobs: list[Callable[[], bytes]] = [partial(digest, bits) for bits in hashed]
-    jobs += [partial(code, chunk) for chunk in chunks]
-    done = list(in_order(jobs, threads=len(chunks) > 1))
-    return done[: len(hashed)], done[len(hashed) :]
+    if len(chunks) < 2 or threads.cores() == 1:
+        digests = Digests(base=old is not None, result=True)
+        payloads = [code(chunk, digests) for chunk in chunks]
+        return digests.result(), None if old is None else digests.base(), payloads
+    # A digest is one thread's work, as long as some chunks': it begins first.
+    hashed = [now] if old is None else [now, old]
+    jobs = [partial(digest, bits) for bits in hashed] + [partial(code, chunk) for chunk in chunks]
+    of_new, *rest = in_order(jobs, threads=True)
+    return (of_new, None, rest) if old is None else (of_new, rest[0], rest[1:])
 
 
 def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
@@ -104,51 +109,57 @@ def decode_full(frame: Buffer, *, container: str = "torch") -> ArrayLike:
     if head.base_digest is not None:
         raise InvalidInput("the frame is a delta: apply_delta() it to its base")
     bits = np.empty(head.count, head.dtype.bits)  # header.read has checked that the payloads can hold as much
+    digests = Digests(base=False, result=True)
 
-    def fill(chunk: slice, payload: memoryview) -> slice:
-        apply_change(bits[chunk], _decode_chunk(head, payload, None, chunk))
-        return chunk
+    def fill(part: tuple[slice, memoryview]) -> None:
+        apply_change(bits[part[0]], _decode_chunk(head, part[1], None, part[0], _NO_DIGESTS))
 
-    hasher = xxhash.xxh3_128()
-    jobs = [partial(fill, chunk, payload) for chunk, payload in zip(head.chunks, payloads, strict=True)]
-    for chunk in in_order(jobs, threads=True):
-        hasher.update(as_bytes(bits[chunk]))
-    _compare(hasher.digest(), head)
+    def take(part: tuple[slice, memoryview], _: None = None) -> None:
+        kernels.hash_both(digests, None, bits[part[0]])
+
+    def fill_and_take(part: tuple[slice, memoryview]) -> None:
+        fill(part)
+        take(part)
+
+    helped(list(zip(head.chunks, payloads, strict=True)), fill_and_take, fill, take)
+    _compare(digests.result(), head)
     return dtypes.from_bits(bits, head.dtype, head.shape, container)
 
 
 def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits) -> list[Change]:
     """The change of every chunk, once the digests of base and result have been compared."""
     is_delta = head.base_digest is not None
-    jobs: list[Callable[[], Any]] = [partial(digest, base)] if is_delta else []
-    for chunk, payload in zip(head.chunks, payloads, strict=True):
-        jobs.append(partial(_decode_chunk, head, payload, base[chunk] if is_delta else None, chunk))
-    results = in_order(jobs, threads=len(payloads) > 1)
-    if is_delta and next(results) != head.base_digest:
+    digests = Digests(base=is_delta, result=True)
+
+    def base_of(chunk: slice) -> Bits | None:
+        return base[chunk] if is_delta else None
+
+    def decode(part: tuple[slice, memoryview], fed: Digests = _NO_DIGESTS) -> Change:
+        return _decode_chunk(head, part[1], base_of(part[0]), part[0], fed)
+
+    def take(part: tuple[slice, memoryview], change: Change) -> None:
+        hash_change(digests, base_of(part[0]), change)
+
+    parts = list(zip(head.chunks, payloads, strict=True))
+    changes: list[Change] | None = None
+    try:
+        changes = helped(parts, lambda part: decode(part, digests), decode, take)
+    except CodecError:
+        # Of a buffer with other bytes that is what is said, whatever came of decoding against them.
+        if not is_delta or digest(base) == head.base_digest:
+            raise
+    if changes is None or (is_delta and digests.base() != head.base_digest):
         raise BaseMismatch(
             "the buffer does not hold the bytes this delta starts from; apply the deltas before it, or a full"
         )
-    changes: list[Change] = []
-    hasher = xxhash.xxh3_128()
-    for chunk, change in zip(head.chunks, results, strict=True):
-        changes.append(change)
-        if len(payloads) > 1:
-            _update(hasher, base[chunk], change)  # while later chunks are decoded
-    _compare(hasher.digest() if len(changes) != 1 else changes[0].digest, head)
+    _compare(digests.result(), head)
     return changes
 
 
-def _update(hasher: xxhash.xxh3_128, base: Bits, change: Change) -> None:
-    if change.whole is not None:
-        hasher.update(as_bytes(change.whole))
-    else:
-        update_patched(hasher, base, change.index, change.bits)
-
-
-def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chunk: slice) -> Change:
+def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chunk: slice, digests: Digests) -> Change:
     if base is None and needs_base(payload):
         raise CorruptFrame("a full frame holds a payload that needs a base")
-    return decode_group(base, payload, head.dtype.name, chunk.stop - chunk.start)
+    return decode_fed(base, payload, head.dtype.name, chunk.stop - chunk.start, digests)
 
 
 def _compare(found: bytes, head: FrameHeader) -> None:

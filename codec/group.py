@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from codec import choice, kernels, methods, ulp
+from codec._native import Digests
 from codec.change import MAX_ELEMENTS, Change
-from codec.digest import Buffer, as_bytes, digest
+from codec.digest import Buffer, as_bytes
 from codec.dtypes import Bits, DType, find
 from codec.errors import InvalidInput, TruncatedFrame
 
@@ -34,44 +35,45 @@ def encode_group(base: Bits | None, new: Bits, dtype: str, *, method: str = "aut
     the arguments alone. ``changed`` counts elements whose bits differ: all of them in a full.
     Heavy loops release the GIL. Raises :class:`InvalidInput`.
     """
-    payload, changed, found = _encode(base, new, dtype, method, wants_digest=True)
-    return EncodedGroup(payload, digest(new) if found is None else found, changed)
+    digests = Digests(base=False, result=True)
+    payload, changed = encode_payload(base, new, dtype, method=method, digests=digests)
+    return EncodedGroup(payload, digests.result(), changed)
 
 
-def encode_payload(base: Bits | None, new: Bits, dtype: str, *, method: str = "auto") -> tuple[bytes, int]:
-    """As :func:`encode_group`, without the digest: the payload, and how many elements changed."""
-    payload, changed, _ = _encode(base, new, dtype, method, wants_digest=False)
-    return payload, changed
-
-
-def _encode(
-    base: Bits | None, new: Bits, dtype: str, method: str, *, wants_digest: bool
-) -> tuple[bytes, int, bytes | None]:
-    """The payload, how many elements changed, and the digest of ``new`` if a coder took it along."""
+def encode_payload(
+    base: Bits | None, new: Bits, dtype: str, *, method: str = "auto", digests: Digests | None = None
+) -> tuple[bytes, int]:
+    """As :func:`encode_group`: the payload, and how many changed; ``digests``, if given, are fed both arrays."""
     info = find(dtype)
     _check(new, info, "new")
     if method != "auto":
         methods.find(method)
     if base is None:
         names = ["planes"] if method == "auto" else [method]
-        return _smallest(names, None, new, dtype, {}), new.size, None
+        _hash(digests, None, new)
+        return _smallest(names, None, new, dtype, {}), new.size
     _check(base, info, "base")
     if base.size != new.size:
         raise InvalidInput(f"base has {base.size} elements, new has {new.size}; a delta needs equal sizes")
     default = "ulp_v1" if ulp.applies_to(dtype) else "fields_v1"
     likely = choice.sampled(base, new, dtype, default) if method == "auto" else [method]
-    known, clustered, found = {}, False, None
+    known, clustered = {}, False
     if ulp.applies_to(dtype) and "ulp_v1" in ([default] if likely is None else likely):
-        coded = ulp.encode_counted(base, new, dtype, digest=wants_digest)  # counts and hashes in the pass that codes
-        changed, clustered, found = coded.changed, coded.clustered, coded.digest
-        known = {"ulp_v1": coded.body}
+        coded = ulp.encode_counted(base, new, dtype, digests=digests)  # counts and hashes in the pass that codes
+        changed, clustered, known = coded.changed, coded.clustered, {"ulp_v1": coded.body}
     else:
+        _hash(digests, base, new)
         changed = kernels.count_changed(base, new)
     if changed == 0:
-        return bytes([methods.SAME]), 0, found
+        return bytes([methods.SAME]), 0
     if likely is None:
         likely = choice.candidates(base, new, dtype, default, changed=changed, clustered=clustered)
-    return _smallest(likely, base, new, dtype, known), changed, found
+    return _smallest(likely, base, new, dtype, known), changed
+
+
+def _hash(digests: Digests | None, base: Bits | None, new: Bits) -> None:
+    if digests is not None:
+        kernels.hash_both(digests, base, new)
 
 
 def _smallest(names: list[str], base: Bits | None, new: Bits, dtype: str, known: dict[str, bytes]) -> bytes:
@@ -92,6 +94,11 @@ def decode_group(base: Bits | None, payload: Buffer, dtype: str, count: int) -> 
     promise about them: compare it with the receipt's. Raises :class:`CorruptFrame` or :class:`UnsupportedFrame` for
     any bytes that no encoder wrote, :class:`InvalidInput` for a base that is missing or does not fit.
     """
+    return decode_fed(base, payload, dtype, count, None)
+
+
+def decode_fed(base: Bits | None, payload: Buffer, dtype: str, count: int, digests: Digests | None) -> Change:
+    """As :func:`decode_group`; with ``digests`` feeds those instead, and the change has no digest of its own."""
     info = find(dtype)
     if not isinstance(count, int | np.integer) or not 0 <= count <= MAX_ELEMENTS:
         raise InvalidInput(f"a group has 0 to {MAX_ELEMENTS} elements, not {count}")
@@ -103,7 +110,7 @@ def decode_group(base: Bits | None, payload: Buffer, dtype: str, count: int) -> 
         _check(base, info, "base")
         if base.size != count:
             raise InvalidInput(f"base has {base.size} elements where the layout says {count}")
-    return method.decode(base, view[1:], dtype, count)
+    return method.decode(base, view[1:], dtype, count, digests)
 
 
 def needs_base(payload: Buffer) -> bool:

@@ -1,4 +1,4 @@
-"""The passes over whole tensors that methods share: compare, scatter, hash a patched base. All release the GIL.
+"""The passes over whole tensors that methods share: compare, scatter, hash base and result. All release the GIL.
 
 Native where memory is aligned, numpy where it is not: a tensor inside a mapped file may start at any byte.
 """
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import _native
+from codec._native import Digests
 from codec.dtypes import Bits
 from codec.errors import CorruptFrame
 
@@ -44,15 +45,20 @@ def scatter(buffer: Bits, index: NDArray[np.uint32], bits: Bits) -> None:
         raise CorruptFrame(str(error)) from None
 
 
-def digest_patched(base: Bits, index: NDArray[np.uint32], bits: Bits) -> bytes:
-    """XXH3-128 of ``base`` with ``bits`` stored at ``index``, tile by tile: the patched array never exists as a whole.
+def hash_patched(digests: Digests, base: Bits, index: NDArray[np.uint32], bits: Bits) -> None:
+    """Feed ``base`` as it is, and with ``bits`` stored at ``index``: tile by tile, the patched array never exists.
 
     Raises :class:`CorruptFrame` unless ``index`` ascends below the size of ``base``.
     """
     try:
-        return _native.digest_patched(base.view(np.uint8), base.itemsize, index, bits.view(np.uint8))
+        digests.add_patched(base.view(np.uint8), base.itemsize, index, bits.view(np.uint8))
     except ValueError as error:
         raise CorruptFrame(str(error)) from None
+
+
+def hash_both(digests: Digests, base: Bits | None, result: Bits) -> None:
+    """Feed both arrays, of one size; without a base its digest must not be wanted."""
+    digests.add((result[:0] if base is None else base).view(np.uint8), result.view(np.uint8))
 
 
 def _ascends_below(index: NDArray[np.uint32], size: int) -> bool:

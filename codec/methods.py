@@ -1,8 +1,9 @@
 """The methods a payload can be coded with: their ids on the wire, their names, their modules.
 
 A method module has two functions over 1-D arrays of raw bits: ``encode(base, new, dtype)`` returns the body, or
-None if the method does not apply or does not pay; ``decode(base, body, dtype, count)`` returns the
+None if the method does not apply or does not pay; ``decode(base, body, dtype, count, digests)`` returns the
 :class:`~codec.change.Change`, never touches ``base`` and raises nothing but ``CodecError``\\ s whatever the body.
+With ``digests`` it feeds those with base and result, and the change has no digest of its own.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from codec import fields, planes, raw, same, ulp, xor_planes
+from codec._native import Digests
 from codec.change import Change
 from codec.dtypes import Bits
 from codec.errors import InvalidInput, UnsupportedFrame
 
 Encode = Callable[[Bits | None, Bits, str], bytes | None]
-Decode = Callable[[Bits | None, memoryview, str, int], Change]
+Decode = Callable[[Bits | None, memoryview, str, int, Digests | None], Change]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from codec import streams
+from codec._native import Digests
 from codec.change import Change, whole_change
 from codec.dtypes import Bits, find
 
@@ -42,9 +43,9 @@ def encode(base: Bits | None, new: Bits, dtype: str) -> bytes | None:
     return body if len(body) < new.nbytes else None
 
 
-def decode(base: Bits | None, body: memoryview, dtype: str, count: int) -> Change:
+def decode(base: Bits | None, body: memoryview, dtype: str, count: int, digests: Digests | None = None) -> Change:
     """The whole new array."""
     reader = streams.Reader(body)
     bits = join(reader, dtype, count)
     reader.end()
-    return whole_change(bits)
+    return whole_change(base, bits, digests)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codec import planes, streams
+from codec._native import Digests
 from codec.change import Change, whole_change
 from codec.dtypes import Bits
 from codec.errors import InvalidInput
@@ -13,7 +14,7 @@ def encode(base: Bits | None, new: Bits, dtype: str) -> bytes | None:
     return None if base is None else planes.encode(None, base ^ new, dtype)
 
 
-def decode(base: Bits | None, body: memoryview, dtype: str, count: int) -> Change:
+def decode(base: Bits | None, body: memoryview, dtype: str, count: int, digests: Digests | None = None) -> Change:
     """The whole new array; ``base`` is only read."""
     if base is None:
         raise InvalidInput("xor_planes needs the base")
@@ -21,4 +22,4 @@ def decode(base: Bits | None, body: memoryview, dtype: str, count: int) -> Chang
     bits = planes.join(reader, dtype, count)
     reader.end()
     bits ^= base
-    return whole_change(bits)
+    return whole_change(base, bits, digests)

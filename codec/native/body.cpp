@@ -16,7 +16,7 @@ size_t chunks_of(size_t count, int chunk_log2) {
 }
 
 template <class T>
-Counted encode_chunks(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels, Trail trail,
+Counted encode_chunks(const T* base, const T* fresh, size_t count, Field field, const Kernels& kernels, Trails trails,
                       std::vector<uint8_t>& out) {
     const Survey survey = take_survey(base, fresh, count, field, kernels);
     const int chunk_log2 = choose_chunk(survey);
@@ -33,7 +33,7 @@ Counted encode_chunks(const T* base, const T* fresh, size_t count, Field field, 
         const size_t n = std::min(chunk, count - i), stride = sample_stride(n);
         const Sample sample =
             stride == survey.stride ? survey.sum(i, n) : take_sample(base, fresh, i, n, stride, field, kernels);
-        all += encode_chunk(base + i, fresh + i, n, field, sample, kernels, work, trail, bodies);
+        all += encode_chunk(base + i, fresh + i, n, field, sample, kernels, work, trails, bodies);
         ends.push_back(bodies.size());
     }
     Writer writer(out);
@@ -118,11 +118,13 @@ bool Counted::clustered() const {
 }
 
 Counted encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
-                    std::vector<uint8_t>& out, Digest* digest) {
+                    std::vector<uint8_t>& out, Digests* digests) {
+    const Trails trails = {{digests ? digests->of_base.get() : nullptr, base},
+                           {digests ? digests->of_result.get() : nullptr, fresh}};
     const Kernels& k = kernels(dtype.width, portable);
     return with_width(dtype.width, [&](auto zero) {
         using T = decltype(zero);
-        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, k, Trail(digest, fresh), out);
+        return encode_chunks((const T*)base, (const T*)fresh, count, dtype.field, k, trails, out);
     });
 }
 

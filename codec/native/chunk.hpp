@@ -32,10 +32,19 @@ struct Workspace {
     }
 };
 
-// Appends the chunk. `trail` reaches the end of `fresh`. Throws ArraysChanged.
+// What follows an encoder through its two arrays, to their ends.
+struct Trails {
+    Trail base, fresh;
+    void reach(const void* base_end, const void* fresh_end) {
+        base.reach(base_end);
+        fresh.reach(fresh_end);
+    }
+};
+
+// Appends the chunk. Throws ArraysChanged.
 template <class T>
 Counted encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Sample& sample,
-                     const Kernels& kernels, Workspace<T>& work, Trail& trail, std::vector<uint8_t>& out);
+                     const Kernels& kernels, Workspace<T>& work, Trails& trails, std::vector<uint8_t>& out);
 
 // How many of a chunk's weights change, from its first bytes.
 Fault chunk_changes(const uint8_t* body, size_t size, size_t count, uint64_t& changes);

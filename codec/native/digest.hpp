@@ -1,6 +1,8 @@
 // Streaming XXH3-128, seed 0, canonical bytes. Each instruction set compiles its own copy of xxHash (all static).
 #pragma once
 
+#include <memory>
+
 #include "common.hpp"
 
 namespace weightcast {
@@ -32,6 +34,16 @@ class Digest {
   private:
     const DigestFunctions& functions_;
     DigestState state_;
+};
+
+// What is hashed while a coder passes: the base, and what it becomes. Either may be missing. One for each chunk after the
+// other, in order.
+struct Digests {
+    Digests(bool base, bool result)
+        : of_base(base ? new Digest : nullptr), of_result(result ? new Digest : nullptr) {}
+    bool any() const { return of_base || of_result; }
+
+    std::unique_ptr<Digest> of_base, of_result;
 };
 
 // Feeds a digest with an array from its first byte to its last, piece by piece, as somebody else goes through it and

@@ -105,13 +105,13 @@ uint64_t likely_touched(uint64_t changed, size_t count, int run_log2) {
     return (kOne - none) * ((count + ((size_t)1 << run_log2) - 1) >> run_log2);
 }
 
-// Ends at the first segment that differs; the trail has reached it.
+// Ends at the first segment that differs; the trails have reached it.
 template <class T>
-bool same(const T* base, const T* fresh, size_t count, Trail& trail) {
+bool same(const T* base, const T* fresh, size_t count, Trails& trails) {
     for (size_t i = 0; i < count; i += kSegment) {
         const size_t here = std::min(kSegment, count - i);
         if (std::memcmp(base + i, fresh + i, here * sizeof(T))) return false;
-        trail.reach(fresh + i + here);
+        trails.reach(base + i + here, fresh + i + here);
     }
     return true;
 }
@@ -120,10 +120,10 @@ bool same(const T* base, const T* fresh, size_t count, Trail& trail) {
 
 template <class T>
 Counted encode_chunk(const T* base, const T* fresh, size_t count, Field field, const Sample& sample,
-                     const Kernels& kernels, Workspace<T>& work, Trail& trail, std::vector<uint8_t>& out) {
+                     const Kernels& kernels, Workspace<T>& work, Trails& trails, std::vector<uint8_t>& out) {
     const bool none = std::all_of(sample.changed, sample.changed + kMaxKeys / 2, [](uint32_t k) { return k == 0; });
     Writer writer(out);
-    if (none && same(base, fresh, count, trail)) {
+    if (none && same(base, fresh, count, trails)) {
         writer.varint(0);
         if (count > kSegment) writer.varint(0);
         return {};
@@ -142,7 +142,7 @@ Counted encode_chunk(const T* base, const T* fresh, size_t count, Field field, c
     for (size_t i = 0; i < count; i += kSegment) {
         const size_t lane = i / kSegment & 1, here = std::min(kSegment, count - i);
         kernels.scan(base + i, fresh + i, here, hazards, scan);
-        trail.reach(fresh + i + here);
+        trails.reach(base + i + here, fresh + i + here);
         const Ahead ahead = {fresh + i + here, here == kSegment ? kBlock * sizeof(T) : 0};
         still &= encode_events(work.lanes[lane], scan, hazards, kernels, found, ahead);
         still &= collect(base + i, fresh + i, scan, hazards, found, work.changes, counts);
@@ -165,10 +165,10 @@ Counted encode_chunk(const T* base, const T* fresh, size_t count, Field field, c
 }
 
 template Counted encode_chunk(const uint8_t*, const uint8_t*, size_t, Field, const Sample&, const Kernels&,
-                              Workspace<uint8_t>&, Trail&, std::vector<uint8_t>&);
+                              Workspace<uint8_t>&, Trails&, std::vector<uint8_t>&);
 template Counted encode_chunk(const uint16_t*, const uint16_t*, size_t, Field, const Sample&, const Kernels&,
-                              Workspace<uint16_t>&, Trail&, std::vector<uint8_t>&);
+                              Workspace<uint16_t>&, Trails&, std::vector<uint8_t>&);
 template Counted encode_chunk(const uint32_t*, const uint32_t*, size_t, Field, const Sample&, const Kernels&,
-                              Workspace<uint32_t>&, Trail&, std::vector<uint8_t>&);
+                              Workspace<uint32_t>&, Trails&, std::vector<uint8_t>&);
 
 }  // namespace weightcast

@@ -58,36 +58,49 @@ uint64_t count_changed(const void* a, const void* b, size_t count, int width) {
 
 bool scatter(void* buffer, size_t count, int width, const uint32_t* index, const void* bits, size_t changes) {
     if (!ascends_below(index, changes, count)) return false;
-    store(buffer, 0, (size_t)width, index, bits, changes);
+    // Hardly two changes share a line of a large buffer: what the next ones need is asked for first.
+    constexpr size_t kBatch = 32;
+    const size_t size = (size_t)width;
+    for (size_t i = 0; i < changes; i += kBatch) {
+        const size_t here = std::min(kBatch, changes - i), next = std::min(kBatch, changes - i - here);
+        for (size_t j = i + here; j < i + here + next; j++) prefetch(buffer, index[j] * size);
+        store(buffer, 0, size, index + i, (const uint8_t*)bits + i * size, here);
+    }
     return true;
 }
 
-PatchedDigest::PatchedDigest(const void* base, int width)
-    : base_((const uint8_t*)base), width_((size_t)width), tile_(kTile * (size_t)width) {}
+Patched::Patched(const void* base, int width, Digests& digests)
+    : base_((const uint8_t*)base), width_((size_t)width), digests_(digests), tile_(kTile * (size_t)width) {}
 
-void PatchedDigest::take(size_t from, size_t n, const uint32_t* index, const void* bits, size_t changes) {
+void Patched::take(size_t from, size_t n, const uint32_t* index, const void* bits, size_t changes) {
     const uint8_t* part = base_ + from * width_;
+    if (digests_.of_base) digests_.of_base->update(part, n * width_);
+    if (!digests_.of_result) return;
     if (changes) {
         std::memcpy(tile_.data(), part, n * width_);
         store(tile_.data(), from, width_, index, bits, changes);
         part = tile_.data();
     }
-    digest_.update(part, n * width_);
+    digests_.of_result->update(part, n * width_);
 }
 
 bool digest_patched(const void* base, size_t count, int width, const uint32_t* index, const void* bits, size_t changes,
-                    uint8_t out[kDigestBytes]) {
+                    Digests& digests) {
     if (!ascends_below(index, changes, count)) return false;
-    PatchedDigest digest(base, width);
+    Patched patched(base, width, digests);
     const uint32_t* at = index;
     for (size_t from = 0; from < count; from += kTile) {
         const size_t n = std::min(kTile, count - from);
         const uint32_t* next = std::lower_bound(at, index + changes, from + n);
-        digest.take(from, n, at, (const uint8_t*)bits + (size_t)(at - index) * (size_t)width, (size_t)(next - at));
+        patched.take(from, n, at, (const uint8_t*)bits + (size_t)(at - index) * (size_t)width, (size_t)(next - at));
         at = next;
     }
-    digest.finish(out);
     return true;
+}
+
+void digest_both(const void* base, size_t base_size, const void* result, size_t size, Digests& digests) {
+    if (digests.of_base) digests.of_base->update(base, base_size);
+    if (digests.of_result) digests.of_result->update(result, size);
 }
 
 }  // namespace weightcast

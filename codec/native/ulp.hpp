@@ -31,9 +31,9 @@ struct Counted {
 struct ArraysChanged : std::exception {};
 
 // Appends the body for base -> fresh to `out`. With `portable` the kernels that every processor has are used; the
-// bytes are the same. `digest`, unless null, is fed with `fresh` on the way. Throws ArraysChanged.
+// bytes are the same. `digests`, unless null, are fed on the way. Throws ArraysChanged.
 Counted encode_body(const void* base, const void* fresh, size_t count, const Dtype& dtype, bool portable,
-                     std::vector<uint8_t>& out, Digest* digest = nullptr);
+                    std::vector<uint8_t>& out, Digests* digests = nullptr);
 
 // How many changes a body claims, and that its lengths agree with each other and with `count`. Reads a few bytes of
 // each chunk.

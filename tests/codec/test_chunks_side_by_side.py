@@ -11,7 +11,7 @@ import pytest
 
 import codec
 from codec import header, threads
-from codec.threads import in_order
+from codec.threads import helped, in_order
 
 N = 10_500
 
@@ -30,7 +30,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("codec.frame.in_order", lambda jobs, threads: in_order(jobs, threads=False))
+    monkeypatch.setattr(threads, "cores", lambda: 1)
 
 
 def test_frames_do_not_depend_on_threads(pair: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +100,56 @@ def test_what_a_job_raises_is_raised_and_later_jobs_are_left_out(monkeypatch: py
     assert done[:3] == [0, 1, 2]
     assert len(done) < 100
     assert list(in_order(jobs[:3], threads=False)) == [0, 1, 2]
+
+
+def test_other_cores_run_ahead_and_the_rest_is_done_here_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 3)
+    meeting = threading.Barrier(3, timeout=60)
+    here, done = threading.get_ident(), []
+
+    def whole(i: int) -> int:
+        assert threading.get_ident() == here
+        if i == 0:
+            meeting.wait()  # passes only with two others beside
+        done.append(i)
+        return 10 * i
+
+    def ahead(i: int) -> int:
+        assert threading.get_ident() != here
+        if i < 3:
+            meeting.wait()
+        return 10 * i
+
+    def rest(i: int, result: int) -> None:
+        assert (threading.get_ident(), result) == (here, 10 * i)
+        done.append(i)
+
+    assert helped(range(20), whole, ahead, rest) == [10 * i for i in range(20)]
+    assert done == list(range(20))
+
+
+def test_alone_everything_is_done_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 1)
+
+    def never(*_: int) -> int:
+        raise AssertionError("nobody helps")
+
+    assert helped(range(5), lambda i: i + 1, never, never) == [1, 2, 3, 4, 5]
+    assert helped([], never, never, never) == []
+
+
+def test_what_a_helper_raises_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 2)
+    begun = threading.Event()
+
+    def whole(i: int) -> int:
+        assert i == 0
+        assert begun.wait(60)
+        return i
+
+    def ahead(i: int) -> int:
+        begun.set()
+        raise codec.CorruptFrame(f"chunk {i}")
+
+    with pytest.raises(codec.CorruptFrame, match="chunk 1"):
+        helped(range(2), whole, ahead, lambda i, result: None)

@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec
-from codec import ulp
+from codec import methods, ulp
+from codec._native import Digests
+from codec.change import hash_change
 from codec.dtypes import BY_NAME
+from codec.group import decode_fed
 
 FLOATS = tuple(name for name in BY_NAME if ulp.applies_to(name))
 SAMPLED_N = 1 << 20
@@ -33,14 +36,30 @@ def test_any_pair(pairs, data):
 @pytest.mark.parametrize("portable", [False, True])
 def test_any_pair_of_floats(pairs, portable, data):
     pair = data.draw(pairs(names=FLOATS))
-    coded = ulp.encode_counted(pair.base, pair.new, pair.dtype, portable=portable, digest=True)
-    assert coded.digest == codec.digest(pair.new)
-    assert ulp.encode_counted(pair.base, pair.new, pair.dtype, portable=portable).body == coded.body
+    digests = Digests(base=True, result=True)
+    coded = ulp.encode_counted(pair.base, pair.new, pair.dtype, portable=portable, digests=digests)
+    assert (digests.base(), digests.result()) == (codec.digest(pair.base), codec.digest(pair.new))
+    assert ulp.encode_counted(pair.base, pair.new, pair.dtype, portable=portable) == coded
 
 
-def test_nobody_hashes_who_was_not_asked_to():
-    base = weights(1000)
-    assert ulp.encode_counted(base, base, "BF16").digest is None
+@given(st.data())
+@pytest.mark.parametrize("method", [m.name for m in methods.METHODS])
+def test_decoding_feeds_base_and_result_part_after_part(pairs, method, data):
+    drawn = [data.draw(pairs(names=("BF16",))) for _ in range(3)]
+    along, afterwards = Digests(base=True, result=True), Digests(base=True, result=True)
+    for pair in drawn:
+        payload = codec.encode_group(pair.base, pair.new, "BF16", method=method).payload
+        change = decode_fed(pair.base, payload, "BF16", pair.new.size, along)
+        assert change.digest == b""
+        hash_change(afterwards, pair.base, decode_fed(pair.base, payload, "BF16", pair.new.size, Digests(False, False)))
+    base, new = (np.concatenate([getattr(pair, side) for pair in drawn]) for side in ("base", "new"))
+    for digests in (along, afterwards):
+        assert (digests.base(), digests.result()) == (codec.digest(base), codec.digest(new))
+
+
+def test_a_digest_that_was_not_asked_for_is_not_there():
+    with pytest.raises(ValueError, match="not asked for"):
+        Digests(base=False, result=True).base()
 
 
 # What the sample sees is the first 256 weights of every 1024.
@@ -60,9 +79,9 @@ def test_several_chunks_of_which_some_are_unchanged(changed):
     base = weights(2 * CHUNK_N + 5000)
     new = base.copy()
     new[changed] += 1
-    coded = ulp.encode_counted(base, new, "BF16", digest=True)
-    assert coded.body[1] == 22
-    assert coded.digest == codec.digest(new)
+    digests = Digests(base=True, result=True)
+    assert ulp.encode_counted(base, new, "BF16", digests=digests).body[1] == 22
+    assert (digests.base(), digests.result()) == (codec.digest(base), codec.digest(new))
 
 
 def test_weights_at_an_odd_address():

@@ -34,7 +34,7 @@ uint64_t run_case(uint64_t seed) {
     Random random(seed);
     const Case c = draw(random);
     std::vector<uint8_t> body, portable_body, out, portable_out;
-    Digest along;
+    Digests along(true, true);
     const uint64_t changed =
         encode_body(c.base.get(), c.fresh.get(), c.count, c.dtype, false, body, &along).changed;
     if (encode_body(c.base.get(), c.fresh.get(), c.count, c.dtype, true, portable_body).changed != changed ||
@@ -42,10 +42,13 @@ uint64_t run_case(uint64_t seed) {
         fail("the kernels encode differently", seed);
     if (changed != count_changed(c.base.get(), c.fresh.get(), c.count, c.dtype.width))
         fail("changes are miscounted", seed);
-    uint8_t wanted[16], digest[16];
+    uint8_t wanted[16], wanted_of_base[16], digest[16];
     digest_of(c.fresh.get(), c.bytes(), wanted);
-    along.finish(digest);
+    along.of_result->finish(digest);
     if (std::memcmp(digest, wanted, 16)) fail("the encoder's digest is wrong", seed);
+    digest_of(c.base.get(), c.bytes(), wanted_of_base);
+    along.of_base->finish(digest);
+    if (std::memcmp(digest, wanted_of_base, 16)) fail("the encoder's digest of the base is wrong", seed);
     for (const bool portable : {false, true}) {
         if (!decode(c, body, portable, out, digest)) fail("a good body was refused", seed);
         if (!std::equal(out.begin(), out.end(), c.fresh.get())) fail("a good body gave wrong weights", seed);

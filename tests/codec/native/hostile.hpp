@@ -60,6 +60,12 @@ inline Case draw(Random& random) {
     return c;
 }
 
+inline void digest_of(const uint8_t* data, size_t size, uint8_t out[16]) {
+    Digest d;
+    d.update(data, size);
+    d.finish(out);
+}
+
 // Decodes into blocks of exactly the claimed size; true with the result in `out` if the body was accepted.
 inline bool decode(const Case& c, const std::vector<uint8_t>& bytes, bool portable, std::vector<uint8_t>& out,
             uint8_t digest[16]) {
@@ -70,20 +76,19 @@ inline bool decode(const Case& c, const std::vector<uint8_t>& bytes, bool portab
     if (changes > c.count) std::abort();
     const std::unique_ptr<uint32_t[]> index(new uint32_t[changes]);
     const std::unique_ptr<uint32_t[]> bits(new uint32_t[changes]);  // aligned for every width
-    PatchedDigest sink(c.base.get(), c.dtype.width);
+    Digests digests(true, true);
+    Patched sink(c.base.get(), c.dtype.width, digests);
     if (decode_body(c.base.get(), c.count, c.dtype, body.get(), bytes.size(), portable, index.get(), bits.get(),
                     changes, &sink) != Fault::none)
         return false;
-    sink.finish(digest);
+    digests.of_base->finish(digest);
+    uint8_t of_base[16];
+    digest_of(c.base.get(), c.bytes(), of_base);
+    if (std::memcmp(digest, of_base, 16)) std::abort();
+    digests.of_result->finish(digest);
     out.assign(c.base.get(), c.base.get() + c.bytes());
     if (!scatter(out.data(), c.count, c.dtype.width, index.get(), bits.get(), changes)) std::abort();
     return true;
-}
-
-inline void digest_of(const uint8_t* data, size_t size, uint8_t out[16]) {
-    Digest d;
-    d.update(data, size);
-    d.finish(out);
 }
 
 // Both sets of kernels do the same with a body that nobody vouches for, and the digest is that of the result.
