@@ -23,6 +23,7 @@ from rollout_agent.engine import Engine, Staged
 from rollout_agent.errors import EngineLoading, EngineRefused, EngineSilent, RolloutError, RunError
 from rollout_agent.replica import Replica
 from weight_store.errors import ObjectNotFound, WeightStoreError
+from weight_store.keys import head_key
 from weight_store.position import Position
 
 _LOG = logging.getLogger(__name__)
@@ -137,10 +138,11 @@ class Agent:
                     raise
                 except EngineLoading as waits:
                     _LOG.info("%s", waits)
-                except ObjectNotFound:
-                    self._say(state="starting", error=f"run {self.run!r} is not in the bucket yet")
-                    await self._pause()
                 except (RolloutError, WeightStoreError) as error:
+                    if isinstance(error, ObjectNotFound) and error.key == head_key(self.run):
+                        self._say(state="starting", error=f"run {self.run!r} is not in the bucket yet")
+                        await self._pause()
+                        continue
                     failures += 1
                     pause_s = self.pace.retry_s(failures, self.ambient.draw())
                     _LOG.warning("%s; trying again in %.1f s", error, pause_s)

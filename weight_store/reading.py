@@ -35,7 +35,7 @@ async def read_head(store: Store, run: str, *, agreed: bool = False) -> tuple[He
     try:
         blob = (await read_agreed(store, key))[0] if agreed else await store.get(key, max_bytes=MAX_RECORD_BYTES)
     except ObjectNotFound as error:
-        raise ObjectNotFound(f"there is no run {run!r} in this store: {error}") from None
+        raise ObjectNotFound(f"there is no run {run!r} in this store: {error}", key=key) from None
     return Head.parse(blob.data, key=key), blob.etag
 
 

@@ -21,7 +21,9 @@ from rollout_agent.replica import Replica
 from tests.rollout_agent.following import followed, until
 from tests.rollout_agent.training import OTHER_RUN_ID, Training
 from weight_store.errors import StoreUnavailable
+from weight_store.keys import asset_key
 from weight_store.memory import MemoryStore
+from weight_store.records import sha256_hex
 
 QUICK = Pace(poll_s=0.02, first_retry_s=0.02, longest_retry_s=0.05, heartbeat_s=0.05)
 
@@ -66,6 +68,20 @@ async def following(training: Training, path: Path, engine: Any = None, client: 
         followed(Agent(replica, "tiny", "eu-west", "a1", client, engine, QUICK)) as agent,
     ):
         yield agent
+
+
+async def test_a_run_that_is_not_there_yet_and_an_object_that_is_gone_are_told_apart(
+    training: Training, tmp_path: Path
+) -> None:
+    async with following(training, tmp_path / "early") as agent:
+        await until(lambda: agent.status.error == "run 'tiny' is not in the bucket yet")
+        assert agent.status.state == "starting"
+    await training.publish()
+    gone = asset_key("tiny", sha256_hex(training.assets["config.json"]))
+    await training.store.delete(gone)
+    async with following(training, tmp_path / "late") as agent:
+        await until(lambda: agent.status.state == "failed")
+        assert gone in agent.status.error
 
 
 async def test_versions_are_staged_served_and_reported(training: Training, tmp_path: Path) -> None:
