@@ -39,13 +39,22 @@ def shared(model_dir: str | Path, *, timeout_s: float | None = None, verify: boo
     were touched are hashed first; ``verify``: all are, which also finds what rotted by itself. ``DamagedFiles`` if they
     are wrong still after the agent has found them right: that is this machine's memory or disk.
     """
+    with held(model_dir, timeout_s=timeout_s, verify=verify) as (whole, _):
+        yield whole
+
+
+@contextmanager
+def held(
+    model_dir: str | Path, *, timeout_s: float | None = None, verify: bool = False
+) -> Iterator[tuple[Whole, Lock]]:
+    """The same with the lock, whose descriptor a process that loads may inherit: it then outlives this one."""
     visitor = Visitor(LocalDisk(), Places.of(Path(model_dir)), verify=verify)
     try:
         lock, whole = _in_time(visitor.enter, visitor, timeout_s)
     finally:
         visitor.stop_asking()
     try:
-        yield whole
+        yield whole, lock
     finally:
         lock.release()
 

@@ -249,6 +249,35 @@ def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
     assert process.returncode == 128 + signal.SIGTERM
 
 
+def test_the_command_holds_the_directory_also_when_the_gate_is_killed(tmp_path: Path) -> None:
+    training = Training(LocalStore(tmp_path / "bucket"))
+    asyncio.run(training.publish())
+    model, started, go_on = tmp_path / "model", tmp_path / "started", tmp_path / "go-on"
+
+    async def catch_up() -> None:
+        async with await Replica.open(run="tiny", model_dir=model, store=training.store) as replica:
+            await replica.catch_up()
+
+    asyncio.run(catch_up())
+    script = f"echo $$ > {started}; until test -e {go_on}; do sleep 0.05; done"
+    gate = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model)]
+    process = subprocess.Popen([*gate, "--", "sh", "-c", script], cwd=ROOT)
+    try:
+        while not (started.exists() and started.read_text()):
+            time.sleep(0.02)
+    finally:
+        end(process)
+    lock = Places.of(model).gate_lock
+    time.sleep(0.1)
+    assert LocalDisk().try_lock(lock, shared=False) is None, "the command is loading still"
+    go_on.touch()
+    deadline = time.monotonic() + 20
+    while (held := LocalDisk().try_lock(lock, shared=False)) is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert held is not None
+    held.release()
+
+
 def test_a_reader_without_write_permission_may_enter(tmp_path: Path) -> None:
     training = Training(LocalStore(tmp_path / "bucket"))
     asyncio.run(training.publish())

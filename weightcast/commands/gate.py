@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from rollout_agent.errors import EngineRefused
-from rollout_agent.gate import shared
+from rollout_agent.gate import held
 from weightcast.commands._seconds import Seconds
 
 _POLL_S = 0.05
@@ -41,18 +41,22 @@ def command(
     Waits until an agent has brought the directory to a whole version, holds it there while COMMAND runs (or until it
     has made --ready-file), and ends with the command's exit status. Files that are not what they should be are not
     loaded: the command waits until the agent has repaired them. WEIGHTCAST_VERSION, WEIGHTCAST_STEP and
-    WEIGHTCAST_RUN tell the command what it loads.
+    WEIGHTCAST_RUN tell the command what it loads. If the gate is killed the directory is held until the command ends.
+
+    No version is stored while the directory is held: an engine that goes on running needs --ready-file.
     """
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
-    with shared(model_dir, timeout_s=timeout_s, verify=verify) as whole:
+    with held(model_dir, timeout_s=timeout_s, verify=verify) as (whole, lock):
         environment = os.environ | {
             "WEIGHTCAST_RUN": whole.run,
             "WEIGHTCAST_VERSION": str(whole.position.version),
             "WEIGHTCAST_STEP": str(whole.step),
         }
         try:
-            process = subprocess.Popen(argv, env=environment)  # noqa: S603 - the user's own command line
+            # The command inherits the lock: should this process be killed, it goes on loading all the same.
+            inherited = () if lock.descriptor is None else (lock.descriptor,)
+            process = subprocess.Popen(argv, env=environment, pass_fds=inherited)  # noqa: S603 - the user's own
         except OSError as error:
             raise EngineRefused(f"{argv[0]} could not be started: {error.strerror}") from None
         for number in (signal.SIGINT, signal.SIGTERM):
