@@ -355,7 +355,7 @@ class Agent:
             state=self.status.state,
             staged=self.status.staged,
             serving=self.status.serving,
-            error=(self.status.error or self.status.unsaved)[:_MAX_ERROR],
+            error=(self.status.error or self.replica.waits or self.status.unsaved)[:_MAX_ERROR],
             fetched_bytes=self.replica.fetched_bytes,
             apply_s=self.status.apply_s,
             ttl_s=_TTL_S,

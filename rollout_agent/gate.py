@@ -27,6 +27,8 @@ from rollout_agent.state import Whole, load
 _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.02
+_PATIENCE_S = 5.0
+"""How long an agent waits for engines before it says so."""
 _MAX_REFUSALS = 3
 """How often files may be found wrong, each time in another record of a version: the agent writes one when it looked."""
 
@@ -214,11 +216,16 @@ def holds(disk: Disk, places: Places, *, quiet: bool = True) -> Whole | None:
 
 
 @contextmanager
-def exclusive(disk: Disk, places: Places, cancelled: threading.Event) -> Iterator[None]:
-    """Wait until no engine loads, keep others out. Raises ``NotWhole`` if ``cancelled`` is set before that."""
-    turn = _wait(disk, places.gate_turn, cancelled)
+def exclusive(
+    disk: Disk, places: Places, cancelled: threading.Event, waits: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
+    """Wait until no engine loads, keep others out. Raises ``NotWhole`` if ``cancelled`` is set before that.
+
+    ``waits`` is told for whom if that takes long, and then, with an empty sentence, that it is over.
+    """
+    turn = _wait(disk, places.gate_turn, cancelled, waits)
     try:
-        lock = _wait(disk, places.gate_lock, cancelled)
+        lock = _wait(disk, places.gate_lock, cancelled, waits)
     finally:
         turn.release()
     try:
@@ -227,10 +234,16 @@ def exclusive(disk: Disk, places: Places, cancelled: threading.Event) -> Iterato
         lock.release()
 
 
-def _wait(disk: Disk, path: Path, cancelled: threading.Event) -> Lock:
-    while True:
-        lock = disk.try_lock(path, shared=False)
-        if lock is not None:
-            return lock
-        if cancelled.wait(_POLL_S):
-            raise NotWhole("the agent is stopping: it no longer waits for engines to finish loading")
+def _wait(disk: Disk, path: Path, cancelled: threading.Event, waits: Callable[[str], None]) -> Lock:
+    said, patient_until_s = False, time.monotonic() + _PATIENCE_S
+    try:
+        while (lock := disk.try_lock(path, shared=False)) is None:
+            if not said and time.monotonic() >= patient_until_s:
+                said = True
+                waits(f"an engine that holds {path}: it is loading, or `weightcast gate` runs it without --ready-file")
+            if cancelled.wait(_POLL_S):
+                raise NotWhole("the agent is stopping: it no longer waits for engines to finish loading")
+    finally:
+        if said:
+            waits("")
+    return lock

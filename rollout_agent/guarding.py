@@ -11,6 +11,7 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import Executor, wait
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from rollout_agent import checking, gate, presence
@@ -53,6 +54,8 @@ class Guarded:
         """The record of the files that the logs lead on from."""
         self.upsets = 0
         """How often weights were found wrong, or were lost, that engines may have loaded."""
+        self.waits = ""
+        """For whom a version or a repair waits that is ready to be stored, once that takes long."""
         self.telling = Telling(disk, places)
         self.faults = Faults()
         self.records = StateDir(disk, places, self.faults)
@@ -66,9 +69,14 @@ class Guarded:
         """The run's id, once known."""
         return self._owner.run_id
 
-    def exclusive(self) -> AbstractContextManager[None]:
-        """Wait for engines to finish loading and keep them out."""
-        return gate.exclusive(self.disk, self.places, self.cancelled)
+    def exclusive(self, what: str = "a repair") -> AbstractContextManager[None]:
+        """Wait for engines to finish loading and keep them out; ``what`` is said to wait for them."""
+        return gate.exclusive(self.disk, self.places, self.cancelled, partial(self._note_wait, what))
+
+    def _note_wait(self, what: str, whom: str) -> None:
+        self.waits = f"{what} waits for {whom}" if whom else ""
+        if whom:
+            _LOG.warning("%s", self.waits)
 
     @property
     def whole(self) -> bool:

@@ -277,7 +277,7 @@ class Holding(Guarded):
             writer.discard()
             raise
         path = self.places.log(to.position.version)
-        with self.exclusive():
+        with self.exclusive(f"version {to.position.version}"):
             touched = self.touched
             presence.hide(self.disk, self.places)
             if self._displaced:
@@ -316,7 +316,7 @@ class Holding(Guarded):
             raise DiskFailed(f"the new files in {self.places.new} vanished before they were put in place")
         save(self.disk, self.places.pending, state)
         self._forget()
-        with self.exclusive():
+        with self.exclusive(f"version {state.version.position.version}"):
             # Each of them: in its place lies a file of the same name, perhaps of the same size, and of another version.
             installing.move_in(self.disk, self.places, table, [file.name for file in table.files])
         self._sync_moved()
@@ -346,7 +346,7 @@ class Holding(Guarded):
         if not installing.all_there(self.disk, self.places, table):
             return False
         if installing.unfinished(self.disk, self.places, table):
-            with self.exclusive():
+            with self.exclusive("a version in new files"):
                 installing.move_in(self.disk, self.places, table, self.disk.names(self.places.new))
         # Also when there was nothing left to move: whoever moved it may have ended before this.
         self._sync_moved()

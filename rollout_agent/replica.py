@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from rollout_agent.disk import Disk, LocalDisk
-from rollout_agent.errors import DamagedFiles, DamagedObject, DiskError, NotWhole, Rewind
+from rollout_agent.errors import DamagedFiles, DamagedObject, DiskError, NotWhole
 from rollout_agent.faults import Faults
 from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.holding import Holding
@@ -21,7 +21,7 @@ from rollout_agent.places import Places
 from rollout_agent.settled import in_thread
 from rollout_agent.source import Source
 from rollout_agent.state import Serving, load, save
-from rollout_agent.statedir import Held
+from rollout_agent.statedir import check_not_back
 from rollout_agent.updating import Updater
 from rollout_agent.views import open_views
 from rollout_agent.weights import Damage
@@ -153,6 +153,11 @@ class Replica:
     def told(self) -> None:
         """Note that the engine has answered, whatever it said, or loads no more: versions may go on."""
         self._holding.telling.end()
+
+    @property
+    def waits(self) -> str:
+        """For which engine a version or a repair waits that is ready to be stored, once that takes long; else empty."""
+        return self._holding.waits
 
     @property
     def model_dir(self) -> Path:
@@ -353,7 +358,7 @@ class Replica:
 
     async def _follow(self, head: Head, *, afresh: bool) -> None:
         held = self._holding.held
-        _check_not_back(held, head)
+        check_not_back(held, head)
         if afresh:
             # The head has not moved, so deltas from what is held, or its repair, would meet the same gap again: they
             # were collected. What the head reaches from its newest full never is.
@@ -386,13 +391,3 @@ class Replica:
             raise DamagedFiles(f"{self.model_dir} is still damaged after a repair: {holding.damage[0]}")
         holding.faults.repaired("store", len(damaged))
         return True
-
-
-def _check_not_back(held: Held | None, head: Head) -> None:
-    if held is None or held.position == head.position:
-        return
-    if head.position.version <= held.position.version:
-        raise Rewind(
-            f"the head of the run names version {head.position}, but this replica holds {held.position}; a replica "
-            "never goes back: if the bucket was restored from an older copy, follow it with an empty directory"
-        )

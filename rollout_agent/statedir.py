@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from rollout_agent.changelog import ScannedLog, ends_committed, scan
 from rollout_agent.disk import Disk, sync_file, write_file
+from rollout_agent.errors import Rewind
 from rollout_agent.faults import Faults
 from rollout_agent.places import Places, is_checkpoint_name, log_version
 from rollout_agent.state import State, Version, kept_groups
 from weight_store.errors import DigestMismatch, WeightStoreError
+from weight_store.head import Head
 from weight_store.layout import Group, Layout
 from weight_store.position import Position
 from weight_store.receipt import DIGEST_BYTES
@@ -49,6 +51,17 @@ class KeptLog:
     path: Path
     nbytes: int
     version: Version
+
+
+def check_not_back(held: Held | None, head: Head) -> None:
+    """Raise ``Rewind`` if the head leads to an older version than the one held, or to another one of that number."""
+    if held is None or held.position == head.position:
+        return
+    if head.position.version <= held.position.version:
+        raise Rewind(
+            f"the head of the run names version {head.position}, but this replica holds {held.position}; a replica "
+            "never goes back: if the bucket was restored from an older copy, follow it with an empty directory"
+        )
 
 
 def held_by(state: State, layout: Layout) -> Held:

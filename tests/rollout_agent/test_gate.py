@@ -11,14 +11,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from coordinator.errors import CoordinatorUnreachable
+from coordinator.wire import AgentReport
+from rollout_agent import gate
+from rollout_agent.agent import Agent, Pace
 from rollout_agent.disk import LocalDisk
 from rollout_agent.errors import NotWhole
 from rollout_agent.gate import Visitor, shared
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
+from tests.rollout_agent.following import followed, until
 from tests.rollout_agent.training import Training
 from weight_store.local import LocalStore
 
@@ -66,7 +72,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-async def until(condition: Callable[[], bool], *logs: Path) -> None:
+async def until_logged(condition: Callable[[], bool], *logs: Path) -> None:
     for _ in range(6000):
         if condition():
             return
@@ -107,9 +113,9 @@ async def test_a_reader_in_a_loop_never_sees_a_mixture(tmp_path: Path) -> None:
                 end(agent)
                 agent = start(AGENT, agent_log, str(model), url)
             else:
-                await until(lambda v=version: last_line(agent_log) >= v, agent_log, reader_log)  # type: ignore[misc]
+                await until_logged(lambda v=version: last_line(agent_log) >= v, agent_log, reader_log)  # type: ignore[misc]
         seen_n = len(reader_log.read_text().splitlines())
-        await until(lambda: len(reader_log.read_text().splitlines()) > seen_n + 2, agent_log, reader_log)
+        await until_logged(lambda: len(reader_log.read_text().splitlines()) > seen_n + 2, agent_log, reader_log)
     finally:
         end(reader)
         end(agent)
@@ -151,6 +157,35 @@ async def test_weights_wait_for_a_loading_engine(training: Training, tmp_path: P
                 pass
         assert await work == training.position
     assert read_dir(tmp_path) == training.tensors(2)
+
+
+async def test_an_agent_says_for_which_engine_a_version_waits(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that runs under the gate without a ready file keeps the directory for as long as it lives."""
+    monkeypatch.setattr(gate, "_PATIENCE_S", 0.05)
+    reports: list[AgentReport] = []
+
+    class Coordinator:
+        async def head(self, *_: Any, **__: Any) -> None:
+            raise CoordinatorUnreachable("down")
+
+        async def heartbeat(self, run: str, region: str, agent: str, report: AgentReport) -> None:
+            reports.append(report)
+
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        pace = Pace(poll_s=0.02, heartbeat_s=0.02)
+        async with followed(Agent(replica, "tiny", "eu-west", "a1", cast("Any", Coordinator()), pace=pace)) as agent:
+            await until(lambda: agent.status.state == "staged")
+            with shared(tmp_path, timeout_s=10):
+                training.step()
+                await training.publish()
+                await until(lambda: bool(reports) and "version 2 waits for an engine" in reports[-1].error)
+            await until(lambda: reports[-1].staged == training.position and not reports[-1].error)
+    said = f"version 2 waits for an engine that holds {tmp_path}/.weightcast/gate.lock"
+    assert caplog.text.count(said) == 1
+    assert "--ready-file" in caplog.text
 
 
 async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
@@ -212,8 +247,8 @@ def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
     training = Training(LocalStore(tmp_path / "bucket"))
     asyncio.run(training.publish())
     model, marker = tmp_path / "model", tmp_path / "loaded"
-    gate = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model)]
-    refused = subprocess.run([*gate, "--timeout", "0.1", "--", "true"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model)]
+    refused = subprocess.run([*command, "--timeout", "0.1", "--", "true"], cwd=ROOT, capture_output=True, text=True)
     assert refused.returncode == 1
     assert "no whole version" in refused.stderr
     assert "Traceback" not in refused.stderr
@@ -224,7 +259,7 @@ def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
 
     asyncio.run(catch_up())
     told = subprocess.run(
-        [*gate, "--", "sh", "-c", "echo $WEIGHTCAST_RUN $WEIGHTCAST_VERSION; exit 7"],
+        [*command, "--", "sh", "-c", "echo $WEIGHTCAST_RUN $WEIGHTCAST_VERSION; exit 7"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -232,7 +267,7 @@ def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
     assert (told.stdout.strip(), told.returncode) == ("tiny 1", 7)
 
     script = f"sleep 0.3; touch {marker}; sleep 30"
-    process = subprocess.Popen([*gate, "--ready-file", str(marker), "--", "sh", "-c", script], cwd=ROOT)
+    process = subprocess.Popen([*command, "--ready-file", str(marker), "--", "sh", "-c", script], cwd=ROOT)
     try:
         lock = Places.of(model).gate_lock
         while not marker.exists():
@@ -260,8 +295,8 @@ def test_the_command_holds_the_directory_also_when_the_gate_is_killed(tmp_path: 
 
     asyncio.run(catch_up())
     script = f"echo $$ > {started}; until test -e {go_on}; do sleep 0.05; done"
-    gate = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model)]
-    process = subprocess.Popen([*gate, "--", "sh", "-c", script], cwd=ROOT)
+    command = [sys.executable, "-m", "weightcast", "gate", "--model-dir", str(model)]
+    process = subprocess.Popen([*command, "--", "sh", "-c", script], cwd=ROOT)
     try:
         while not (started.exists() and started.read_text()):
             time.sleep(0.02)
