@@ -20,7 +20,7 @@ from weight_store.boxes import spans
 from weight_store.layout import Group
 
 _MANY = 500
-"""From here on the kernel that stores without holding the GIL is worth its call."""
+"""Changes of one segment from which on the kernel, which stores without holding the GIL, is worth a call for each."""
 
 Segments = NDArray[np.int64]
 """One row a segment, in the group's order, with the fields of :class:`Segment` as columns."""
@@ -113,6 +113,12 @@ def store(data: NDArray[np.uint8], segments: Segments, itemsize: int, change: Ch
         return
     starts = segments[:, 0]
     lows, highs = np.searchsorted(change.index, (starts, starts + segments[:, 3] * segments[:, 4]))
+    counts = highs - lows
+    few = change.index.size <= _MANY * len(segments)
+    if few and (segments[:, 4] == 1).all() and counts.sum() == highs[-1] - lows[0]:
+        found = slice(lows[0], highs[-1])
+        elements[change.index[found] + np.repeat(segments[:, 2] - starts, counts)] = change.bits[found]
+        return
     for segment, low, high in zip(each(segments), lows.tolist(), highs.tolist(), strict=True):
         index, bits = change.index[low:high] - np.uint32(segment.start), change.bits[low:high]
         target = view(elements, segment)

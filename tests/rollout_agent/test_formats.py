@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 from pathlib import Path
 
@@ -62,10 +63,15 @@ def test_groups_gather_and_scatter_as_numpy_slices_do(
         picked = np.sort(random.choice(group.elements, group.elements // 3, replace=False)).astype(np.uint32)
         new = bits.copy()
         new[picked] ^= 1
-        for change in (Change(picked, new[picked], None, b""), Change(picked[:0], new[:0], new, b"")):
-            for file, rows in segments.by_file(found):
-                segments.store(files[file], rows, group.itemsize, change)
-            assert np.array_equal(segments.gather(files, found, group), new)
+        both = (Change(picked, new[picked], None, b""), Change(picked[:0], new[:0], new, b""))
+        for change, many in itertools.product(both, (0, 500)):
+            stored = [file.copy() for file in files]
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(segments, "_MANY", many)
+                for file, rows in segments.by_file(found):
+                    segments.store(stored[file], rows, group.itemsize, change)
+            assert np.array_equal(segments.gather(stored, found, group), new)
+            assert sum(map(np.count_nonzero, map(np.not_equal, stored, files))) == len(picked)
 
 
 def test_one_contiguous_range_is_not_copied() -> None:
