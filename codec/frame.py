@@ -18,7 +18,7 @@ from codec.dtypes import ArrayLike, Bits, DType
 from codec.errors import BaseMismatch, CodecError, CorruptFrame, InvalidInput
 from codec.group import decode_fed, encode_payload, needs_base
 from codec.header import FrameHeader, chunks_of
-from codec.threads import helped, in_order
+from codec.threads import helped, in_order, to_the_end
 
 _NO_DIGESTS = Digests(base=False, result=False)
 """For what is hashed afterwards, in order."""
@@ -80,8 +80,9 @@ def _encode(old: Bits | None, now: Bits, info: DType, method: str) -> tuple[byte
 def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
     """Turn ``buffer``, which holds the frame's base, into the frame's result, in place.
 
-    Everything is decoded against the untouched buffer and the result's digest compared first: whatever is raised, the
-    buffer has not changed. A full is stored over whatever the buffer holds. Beyond the frame, takes memory
+    Everything is decoded against the untouched buffer and the result's digest compared first: whatever the frame, if an
+    error is raised the buffer has not changed. An interrupt while the result is stored is raised once it is: the buffer
+    holds its old bytes or the new ones. A full is stored over whatever the buffer holds. Beyond the frame, takes memory
     for the changed elements (dense methods: for one more copy).
     Raises :class:`BaseMismatch` if the buffer holds other bytes than the frame's base, :class:`CorruptFrame`,
     :class:`UnsupportedFrame`, or :class:`InvalidInput` for a buffer of another size or dtype or that cannot be written.
@@ -95,7 +96,7 @@ def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
         raise InvalidInput(f"the frame has {head.count} elements, the buffer {bits.size}")
     changes = _decode(head, payloads, bits)
     stores = [partial(apply_change, bits[chunk], change) for chunk, change in zip(head.chunks, changes, strict=True)]
-    list(in_order(stores, threads=True))
+    to_the_end(stores)
     dtypes.store(buffer, bits)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -56,6 +57,59 @@ def helped(
         finally:
             for future in futures:
                 future.cancel()
+
+
+def to_the_end(jobs: Sequence[Callable[[], None]]) -> None:
+    """Do all jobs; of several none if interrupted before the first has begun, and else all.
+
+    Several run in threads, which signals do not reach: an interrupt that comes later is raised once all are done, and
+    so is what a job raises. Where no thread can be started they are done in this one.
+    """
+    if len(jobs) < 2:
+        for job in jobs:
+            job()
+        return
+    begin, left, raised = threading.Event(), list(reversed(jobs)), list[BaseException]()
+
+    def work() -> None:
+        begin.wait()
+        while True:
+            try:
+                job = left.pop()
+            except IndexError:  # none is left
+                return
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - raised once the others are done
+                raised.append(error)
+
+    helpers: list[threading.Thread] = []
+    try:
+        _start(helpers, work, min(len(jobs), cores()))
+    except BaseException:
+        left.clear()
+        begin.set()
+        raise
+    while not begin.is_set() or any(helper.is_alive() for helper in helpers):
+        try:
+            begin.set()
+            for helper in helpers:
+                helper.join()
+        except BaseException as error:  # noqa: BLE001 - nothing is left half done behind the caller's back
+            raised.insert(0, error)
+    work()
+    if raised:
+        raise raised[0]
+
+
+def _start(helpers: list[threading.Thread], work: Callable[[], None], count: int) -> None:
+    for i in range(count):
+        helper = threading.Thread(target=work, name=f"weightcast-codec-store-{i}", daemon=True)
+        try:
+            helper.start()
+        except RuntimeError:  # the system allows no more
+            return
+        helpers.append(helper)
 
 
 def cores() -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -10,8 +13,9 @@ import numpy as np
 import pytest
 
 import codec
+from codec import frame as frame_module
 from codec import header, threads
-from codec.threads import helped, in_order
+from codec.threads import helped, in_order, to_the_end
 
 N = 10_500
 
@@ -153,3 +157,67 @@ def test_what_a_helper_raises_is_raised_here(monkeypatch: pytest.MonkeyPatch) ->
 
     with pytest.raises(codec.CorruptFrame, match="chunk 1"):
         helped(range(2), whole, ahead, lambda i, result: None)
+
+
+def test_an_interrupt_among_the_stores_leaves_no_mixture(
+    pair: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, new = pair
+    frame, buffer, store = codec.encode_delta(base, new), base.copy(), frame_module.apply_change
+    stored: list[codec.Change] = []
+
+    def interrupted(bits: np.ndarray, change: codec.Change) -> None:
+        if not stored:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.01)
+        store(bits, change)
+        stored.append(change)
+
+    monkeypatch.setattr(frame_module, "apply_change", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        codec.apply_delta(buffer, frame)
+    assert np.array_equal(buffer, new)
+
+
+@pytest.mark.parametrize("allowed", [0, 1])
+def test_stores_need_no_thread(
+    pair: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    base, new = pair
+    frame, buffer, start, started = codec.encode_delta(base, new), base.copy(), threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name.startswith("weightcast-codec-store"):
+            if len(started) == allowed:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    codec.apply_delta(buffer, frame)
+    assert np.array_equal(buffer, new)
+
+
+def test_what_one_raises_is_raised_when_the_others_are_done() -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        to_the_end([fail, *(partial(done.append, i) for i in range(5))])
+    assert sorted(done) == [0, 1, 2, 3, 4]
+
+
+def test_an_interrupt_before_the_first_begins_does_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        to_the_end([partial(done.append, i) for i in range(5)])
+    assert not done
