@@ -166,7 +166,11 @@ class ObservedDisk(SimDisk):
         if not left:
             self._load = None
             beside = {p.name: bytes(i.data) for p, i in self.volume.names.items() if p.parent == MODEL}
-            self.check(version, read_model(found), {name: beside[name] for name in beside.keys() - found.keys()})
+            try:
+                tensors = read_model(found)
+            except ValueError as error:
+                raise Violation(f"an engine cannot read the files of version {version}: {error}") from None
+            self.check(version, tensors, {name: beside[name] for name in beside.keys() - found.keys()})
 
     def mark(self, path: Path) -> Stamp | None:
         """As the real one does: a time that no file had before. Any write replaces it."""
@@ -317,6 +321,7 @@ class SimAgent:
         self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
         if path not in self.disk.weight_files():
             # Without a log or a record it may come back at an older version, and goes on from there.
+            self._bare = True
             self._forget()
         self.engine.disturbed(heard=False)
         self._world.note(f"{self.node}: a bit of {path} flips")
@@ -342,9 +347,9 @@ class SimAgent:
             world.note(f"{self.node} ends: {error.code}")
             process.kill()
             self._come_back(power=False)
-        except ForeignFiles:
+        except ForeignFiles as error:
             if not self._bare:
-                raise
+                world.violation(f"{self.node} gave up: {error}")
             self._begin_anew(process)
         except RolloutError as error:
             world.violation(f"{self.node} gave up: {error}")
