@@ -200,6 +200,9 @@ class SimDisk:
         self._rename_like(f"allocate {path.name}", {path.parent}, {path: inode})
 
     def copy(self, source: Path, target: Path, start: int, count: int) -> None:
+        for path in (source, target):
+            if path not in self.volume.names:
+                raise DiskFailed(f"no {path}")
         old, new = self.volume.names[source].data, self.volume.names[target].data
         self.volume.names[target].written = True
         crashed = self.effect(f"copy to {target.name}")
