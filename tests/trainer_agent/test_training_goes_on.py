@@ -278,8 +278,7 @@ async def test_a_sidecar_whose_trainer_was_killed_in_the_middle_of_an_upload_end
             await asyncio.wait_for(swallowing.swallowed.wait(), 60)
         finally:
             trainer.kill()
-        said = (await trainer.stderr.read()).decode()  # of the sidecar too: it ends with its process
-        await trainer.wait()
+        said = (await trainer.communicate())[1].decode()  # of the sidecar too: it ends with its process
         swallowing.over.set()
         await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()}, timeout=30)  # the proxy's connections
     assert not is_running(pid)
