@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 
 from coordinator.errors import BucketDamaged, BucketUnavailable
 from coordinator.wire import TermRequest
+from tests.coordinator.passing import Passing
 from weight_store.errors import StoreUnavailable
 from weight_store.head import Head
 from weight_store.keys import head_key, parse_key
 from weight_store.reading import read_head, read_manifest
-from weight_store.store import Blob, Entry, Store, Upload
+from weight_store.store import Blob, Store
 
 
-class Flipping:
+class Flipping(Passing):
     """A store of which a reading has one bit wrong, where a test says so; counts readings by kind of object."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store
+        super().__init__(store)
         self.reads: list[str] = []
         self.armed: tuple[str, bytes, bytes] | None = None
         self.always = False
@@ -45,28 +44,10 @@ class Flipping:
         self.armed = None
         return Blob(blob.data.replace(old, new, 1), blob.etag)
 
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        await self._store.read_into(key, offset, buffer)
-
-    async def create(self, key: str, data: bytes) -> str:
-        return await self._store.create(key, data)
-
     async def replace(self, key: str, data: bytes, *, etag: str) -> str:
         if self.heads_stay:
             raise StoreUnavailable("lost on the way there", key=key)
         return await self._store.replace(key, data, etag=etag)
-
-    def upload(self, key: str) -> AbstractAsyncContextManager[Upload]:
-        return self._store.upload(key)
-
-    async def delete(self, key: str) -> None:
-        await self._store.delete(key)
-
-    def list(self, prefix: str) -> AsyncIterator[Entry]:
-        return self._store.list(prefix)
-
-    async def close(self) -> None:
-        await self._store.close()
 
 
 @pytest.fixture

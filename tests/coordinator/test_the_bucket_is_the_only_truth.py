@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from coordinator.ambient import Settings
 from coordinator.client import Backoff, CoordinatorClient, retrying
 from coordinator.errors import BucketUnavailable, Fenced, TooBusy
 from coordinator.wire import TermRequest
+from tests.coordinator.passing import Passing
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import manifest_key, parse_key
 from weight_store.local import LocalStore
@@ -23,17 +22,17 @@ from weight_store.manifest import Manifest
 from weight_store.opening import open_store
 from weight_store.reading import read_head, read_manifest, read_receipt
 from weight_store.records import record_format
-from weight_store.store import Blob, Entry, Store, Upload
+from weight_store.store import Blob, Store
 
 
-class Unreliable:
+class Unreliable(Passing):
     """A store whose writes may lose their request or their reply; ``faults`` says what befalls each write in turn.
 
     ``request``: nothing happens. ``reply``: it happens and nobody is told.
     """
 
     def __init__(self, store: Store, faults: dict[int, str] | None = None) -> None:
-        self._store = store
+        super().__init__(store)
         self.arm(faults or {})
 
     def arm(self, faults: dict[int, str]) -> None:
@@ -41,12 +40,6 @@ class Unreliable:
         self._faults = faults
         self._numbers = itertools.count()
         self.writes: list[str] = []
-
-    async def get(self, key: str, *, max_bytes: int) -> Blob:
-        return await self._store.get(key, max_bytes=max_bytes)
-
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        await self._store.read_into(key, offset, buffer)
 
     async def create(self, key: str, data: bytes) -> str:
         return await self._faulty(key, lambda: self._store.create(key, data))
@@ -63,18 +56,6 @@ class Unreliable:
         if fault == "reply":
             raise StoreUnavailable("lost on the way back", key=key)
         return etag
-
-    def upload(self, key: str) -> AbstractAsyncContextManager[Upload]:
-        return self._store.upload(key)
-
-    async def delete(self, key: str) -> None:
-        await self._store.delete(key)
-
-    def list(self, prefix: str) -> AsyncIterator[Entry]:
-        return self._store.list(prefix)
-
-    async def close(self) -> None:
-        await self._store.close()
 
 
 class Patient:

@@ -35,6 +35,7 @@ from tests.model.retention_records import (
     with_shared,
 )
 from tests.model.state import Violation
+from tests.model.ways import way
 from weight_store.chain import plan_chain
 from weight_store.control import Control
 from weight_store.gc import Collector, Wish
@@ -194,18 +195,10 @@ def explore(model: Model, limit: int = 200_000) -> int:
             try:
                 model.check(after)
             except Violation as violation:
-                raise Violation("\n".join([str(violation), *_way(came_from, after)])) from None
+                raise Violation("\n".join([str(violation), *way(came_from, after)])) from None
         if len(came_from) > limit:
             raise RuntimeError(f"more than {limit} worlds: make the model smaller")
     return len(came_from)
-
-
-def _way(came_from: dict[World, tuple[World, str] | None], world: World) -> list[str]:
-    labels: list[str] = []
-    while (step := came_from[world]) is not None:
-        world, label = step
-        labels.append(label)
-    return labels[::-1]
 
 
 def _with(world: World, objects: Objects, launch: Launch | None = None) -> World:

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from tests.model.state import RANKS, Bucket, Task, VersionState, Violation, World
+from tests.model.ways import way
 from tests.model.world import Model
 from weight_store.head import Head
 from weight_store.manifest import Manifest
@@ -105,18 +106,10 @@ def explore(model: Model, limit: int = 3_000_000) -> set[World]:
                     came_from[after] = (world, label)
                     queue.append(after)
         except Violation as violation:
-            raise Violation("\n".join([str(violation), *_way(came_from, world)])) from None
+            raise Violation("\n".join([str(violation), *way(came_from, world)])) from None
         if len(came_from) > limit:
             raise RuntimeError(f"more than {limit} worlds: make the model smaller")
     return set(came_from)
-
-
-def _way(came_from: dict[World, tuple[World, str] | None], world: World) -> list[str]:
-    labels: list[str] = []
-    while (step := came_from[world]) is not None:
-        world, label = step
-        labels.append(label)
-    return labels[::-1]
 
 
 def dead_ends(model: Model, worlds: set[World]) -> list[Bucket]:
