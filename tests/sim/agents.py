@@ -149,6 +149,11 @@ class ObservedDisk(SimDisk):
         self._verify = self._verify or silently
         self._visitor = Visitor(self, PLACES, verify=self._verify)
 
+    @property
+    def distrusted(self) -> bool:
+        """Whether engines look before they load: somebody had his hands in the files, lately or long ago."""
+        return self._visitor is not None
+
     def weight_files(self) -> list[Path]:
         """What an engine reads."""
         return sorted(p for p in self.volume.names if p.parent == MODEL and p.suffix == ".safetensors")

@@ -77,7 +77,8 @@ class SimEngine:
         agent = self._agent
         loop, chance = agent.world.loop, agent.world.chance
         mark = agent.disk.entered()
-        while mark is None and agent.disk.handled_s > loop.time() - PATIENCE_S and not self._gone:
+        until_s = loop.time() + (PATIENCE_S if agent.disk.distrusted else 0.0)
+        while mark is None and loop.time() < until_s and not self._gone:
             await asyncio.sleep(0.2)  # the gate is shut until the agent has repaired what it finds
             mark = agent.disk.entered()
         if self._gone:
