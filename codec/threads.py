@@ -70,46 +70,48 @@ def to_the_end(jobs: Sequence[Callable[[], None]]) -> None:
             job()
         return
     begin, left, raised = threading.Event(), list(reversed(jobs)), list[BaseException]()
+    # Not Thread.join() and is_alive(): until Python 3.13 a join that is interrupted takes a running thread for ended.
+    ends = [threading.Event() for _ in range(min(len(jobs), cores()))]
 
-    def work() -> None:
+    def work(end: threading.Event) -> None:
         begin.wait()
         while True:
             try:
                 job = left.pop()
             except IndexError:  # none is left
-                return
+                break
             try:
                 job()
             except Exception as error:  # noqa: BLE001 - raised once the others are done
                 raised.append(error)
+        end.set()
 
-    helpers: list[threading.Thread] = []
     try:
-        _start(helpers, work, min(len(jobs), cores()))
+        ends = ends[: _start(work, ends)]
     except BaseException:
         left.clear()
         begin.set()
         raise
-    while not begin.is_set() or any(helper.is_alive() for helper in helpers):
+    while not begin.is_set() or not all(end.is_set() for end in ends):
         try:
             begin.set()
-            for helper in helpers:
-                helper.join()
+            for end in ends:
+                end.wait()
         except BaseException as error:  # noqa: BLE001 - nothing is left half done behind the caller's back
             raised.insert(0, error)
-    work()
+    work(threading.Event())
     if raised:
         raise raised[0]
 
 
-def _start(helpers: list[threading.Thread], work: Callable[[], None], count: int) -> None:
-    for i in range(count):
-        helper = threading.Thread(target=work, name=f"weightcast-codec-store-{i}", daemon=True)
+def _start(work: Callable[[threading.Event], None], ends: Sequence[threading.Event]) -> int:
+    """How many threads could be started, each with its end."""
+    for i, end in enumerate(ends):
         try:
-            helper.start()
+            threading.Thread(target=work, args=(end,), name=f"weightcast-codec-store-{i}", daemon=True).start()
         except RuntimeError:  # the system allows no more
-            return
-        helpers.append(helper)
+            return i
+    return len(ends)
 
 
 def cores() -> int:
