@@ -383,6 +383,7 @@ class Holding(Guarded):
         if self.files is not saving.files or self.unsettled:
             saving.drop()
             return False
+        self.records.keep_layout(saving.state.version.layout, saving.layout)
         save(self.disk, self.places.checkpoint, saving.state)
         self.files, self.unsaved = saving.state, False
         self.logs = self.logs[len(saving.logs) :]

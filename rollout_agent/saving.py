@@ -53,6 +53,7 @@ class Saving:
         self._records = records
         self._table = weights.table
         self.files = files
+        self.layout = held.layout
         self.logs = tuple(logs)
         self.copies = copies
         self._afresh = copies and not files.checkpoint

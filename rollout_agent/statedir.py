@@ -126,7 +126,8 @@ class StateDir:
         """Keep a layout for replay; durable when this returns."""
         with self._reading:
             kept = self._layout(sha256) is not None
-        if not kept:
+        # What is remembered may have been removed from the disk since.
+        if not kept or self._disk.size(self._places.layout(sha256)) is None:
             write_file(self._disk, self._places.layout(sha256), pack(layout.to_bytes()))
             with self._reading:
                 self._remember(sha256, layout)

@@ -159,3 +159,36 @@ async def test_a_damaged_mark_is_said_once_and_written_anew(
         assert caplog.text.count("whole.json is damaged") == 1
         assert replica.faults.found_by_kind["record"] == 1
         assert enters(tmp_path) == 1
+
+
+@pytest.mark.parametrize("moment", ["keep_layout", "begin_log", "finish_log"])
+async def test_records_that_are_removed_while_a_version_is_fetched_are_written_with_it(
+    training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The layout is in memory, but a reboot finds only what is on the disk."""
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        training.step(0.01)
+        await training.publish()
+        holding = replica._holding
+        of = holding.records if moment == "keep_layout" else holding
+        act = getattr(of, moment)
+
+        def remove_before(*args: object) -> object:
+            monkeypatch.undo()
+            shutil.rmtree(tmp_path / ".weightcast")
+            return act(*args)
+
+        monkeypatch.setattr(of, moment, remove_before)
+        for _ in range(3):
+            with contextlib.suppress(DiskFailed):
+                await replica.check()
+                await replica.catch_up()
+        assert replica.position == training.position
+        await replica.checkpoint(force=True)
+    for shown in ("whole.json", "digests.json"):  # a reboot may take what engines are shown
+        (tmp_path / ".weightcast" / shown).unlink()
+    shutil.rmtree(tmp_path / ".weightcast" / "layouts")
+    async with await opened(training, tmp_path) as replica:
+        assert replica.position == training.position
