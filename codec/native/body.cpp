@@ -9,7 +9,6 @@ namespace {
 
 constexpr uint8_t kModel = 0;       // low four bits of the first byte; the high four are flags, none defined yet
 constexpr int kSmallestChunk = 12;  // log2 of weights: one segment
-constexpr int kLargestChunk = 24;
 
 size_t chunks_of(size_t count, int chunk_log2) {
     return (count >> chunk_log2) + ((count & (((size_t)1 << chunk_log2) - 1)) != 0);

@@ -9,9 +9,7 @@ namespace {
 constexpr size_t kRun = 256;
 // Runs that are asked for ahead of the one that is counted: no hardware foresees a place as good as random.
 constexpr size_t kRunsAhead = 6;
-constexpr int kLargestChunk = 24;
 constexpr int kDenseChunk = 22;
-constexpr int kSmallestChosen = 19;
 constexpr int64_t kModelBits = 1280;  // about what a chunk costs beside its changes
 constexpr int kCostBits = 20;         // costs of chunks are in units of 2^-20 bits
 

@@ -7,8 +7,12 @@
 
 namespace weightcast {
 
-// Where a change is found, the part of a body that has statistics of its own: weights in the smallest chunk we choose.
-constexpr size_t kPart = (size_t)1 << 19;
+// log2 of the weights in the largest chunk of the format, and in the smallest that is chosen.
+constexpr int kLargestChunk = 24;
+constexpr int kSmallestChosen = 19;
+
+// A part of a body with a sample of its own: the smallest chunk that is chosen.
+constexpr size_t kPart = (size_t)1 << kSmallestChosen;
 
 // Of how many weights one is looked at, in `count` of them: a power of two.
 size_t sample_stride(size_t count);
