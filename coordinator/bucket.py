@@ -237,27 +237,37 @@ class RunBucket:
         except ObjectNotFound:
             return None
 
-    async def write(self, step: Step, etag: str) -> None:
-        """Carry out one step. ``PreconditionFailed``: somebody was first. ``StoreUnavailable``: nobody knows."""
+    async def write(self, step: Step, etag: str) -> str:
+        """Carry out one step on the head of ``etag`` and return the head's ETag from then on.
+
+        ``PreconditionFailed``: somebody was first. ``StoreUnavailable``: nobody knows.
+        """
         run, store = self._run, self._store
         match step:
             case CreateHead(head):
                 # The marker first: a head without one would never be found by people.
                 with contextlib.suppress(PreconditionFailed):
                     await store.create(run_marker_key(run), b"")
-                await self._create(head_key(run), head.to_bytes())
+                return await self._create(head_key(run), head.to_bytes())
             case ReplaceHead(head):
                 data = head.to_bytes()
                 self._known.put(head_key(run), sha256_hex(data))
-                await store.replace(head_key(run), data, etag=etag)
+                return await store.replace(head_key(run), data, etag=etag)
             case CreateOpen(opened):
                 await self._create(open_key(run, opened.version), opened.to_bytes())
+                self._opens.put((opened.run_id, opened.version), opened)
             case CreateRegister(record):
-                await self._create(manifest_key(run, record.version), record.to_bytes())
+                data = record.to_bytes()
+                await self._create(manifest_key(run, record.version), data)
+                if isinstance(record, Abort):
+                    self._aborts.put((record.run_id, record.version), record)
+                else:
+                    self._manifests.put(record.position(data), record)  # the head is about to come there
+        return etag
 
-    async def _create(self, key: str, data: bytes) -> None:
+    async def _create(self, key: str, data: bytes) -> str:
         self._known.put(key, sha256_hex(data))
-        await self._store.create(key, data)
+        return await self._store.create(key, data)
 
     async def _read(self, key: str, sha256: str = "", *, max_bytes: int = MAX_RECORD_BYTES) -> Blob:
         """Read what may be acted upon; ``sha256``: of what should be there. See the module."""

@@ -12,16 +12,16 @@ its position. For each version number, *open.json* and the *register* (a manifes
                                 └────────▶ abort
 
 Aborted and stranded numbers are *dead*: nothing can revive them, and the next opening steps over them. Every function
-is given one :class:`View` and returns a step to carry out or a :class:`Done`. Whoever carries a step out reads the
-bucket again and asks again, whether the write succeeded, was refused or got no answer; so a lost reply needs no rule
-of its own. Views need not be atomic: the objects are read in the order head, open, register, and a decision made on
-an older head is refused by the store.
+is given one :class:`View` and returns a step to carry out or a :class:`Done`. Whoever carries a step out asks again
+with what the bucket says then: with :func:`after` if the store has acknowledged the write, and else, whether it was
+refused or got no answer, with a new reading; so a lost reply needs no rule of its own. Views need not be atomic: the
+objects are read in the order head, open, register, and a decision made on an older head is refused by the store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from coordinator import aborts
 from coordinator.errors import (
@@ -326,6 +326,28 @@ def settle(view: View, evidence: Evidence, write_id: str) -> Step:
     if evidence.quiet_s >= evidence.expire_after_s:
         return CreateRegister(aborts.expired(opened, missing, evidence.expire_after_s, evidence.trouble, write_id))
     return Done()
+
+
+def after(view: View, step: Step) -> View | None:
+    """The view that a reading would have found when the store took ``step`` on ``view``; None: read to know.
+
+    Every write is conditional, so one that was acknowledged shows that what it rests on still held. A number is opened
+    only once the one before is dead or the head's, so behind a slot that was decided just now there is nothing yet.
+    """
+    head, slot = view.head, view.slot
+    match step:
+        case CreateOpen(opened):
+            return replace(view, slot=Slot(opened.version, opened))
+        case CreateRegister(Manifest() as manifest):
+            sealing = Sealing(manifest, manifest.position(manifest.to_bytes()))
+            return replace(view, slot=replace(slot, decision=sealing))
+        case CreateRegister(Abort()) if slot.opened is not None:
+            given_up = slot.opened if slot.opened.term == head.term else view.given_up
+            return replace(view, slot=Slot(slot.version + 1), given_up=given_up)
+        case ReplaceHead(moved) if isinstance(slot.decision, Sealing) and moved.position == slot.decision.position:
+            return View(moved, slot.decision.manifest, Slot(slot.version + 1))
+        case _:
+            return None
 
 
 def _finish(view: View, write_id: str) -> Step | None:

@@ -1,7 +1,8 @@
 """One run: carries decisions out against the bucket and remembers only what the bucket can tell again.
 
-The loop is always the same: read a view, ask a pure decision, write its step, read again. A lock keeps the requests
-of one process from racing each other; safety does not depend on it, since another coordinator may act at any moment.
+The loop is always the same: read a view, ask a pure decision, write its step, ask again with what the bucket says
+then. A lock keeps the requests of one process from racing each other; safety does not depend on it, since another
+coordinator may act at any moment.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ class Run:
         self.stirred = Broadcast()
         self.agents = Fleet()
         self.view: View | None = None
+        self._etag = ""  # of the head in ``view``
         self._ambient = ambient
         self._settings = settings
         self._lock = asyncio.Lock()
@@ -96,10 +98,10 @@ class Run:
     async def _read(self) -> tuple[View, str] | None:
         found = await self.bucket.view()
         if found is not None:
-            self._observe(found[0])
+            self._observe(*found)
         return found
 
-    def _observe(self, view: View) -> None:
+    def _observe(self, view: View, etag: str) -> None:
         """Keep the newest view, note when things were first seen, and wake those who wait."""
         known = self.view
         if known is not None and known.head.run_id != view.head.run_id:
@@ -108,7 +110,7 @@ class Run:
             known = None
         if known is not None and view.progress <= known.progress:
             return
-        self.view = view
+        self.view, self._etag = view, etag
         now_s = self._ambient.clock()
         opened, sealed = view.undecided, view.head.position.version
         if opened is not None:
@@ -177,13 +179,13 @@ class Run:
         """Make ``launch`` the owner of the run, creating it if need be; idempotent. See ``decisions.take_over``."""
         run_id = self._ambient.run_id()
         async with self._lock:
+            found = await self._read()
             for _ in range(_ROUNDS):
-                found = await self._read()
                 view, nonce = found[0] if found else None, self._ambient.nonce()
                 step = decisions.take_over(view, launch, run_id, nonce, expected_term)
                 if found and isinstance(step, Done):
                     return found[0].head
-                await self._write(step, found[1] if found else "")
+                found = await self._write(step, found) or await self._read()
         raise self._too_busy()
 
     async def open(self, request: OpenRequest) -> int:
@@ -191,20 +193,18 @@ class Run:
 
         A thousand ranks ask at once: they share reads, and only who must write takes the lock.
         """
+        found: tuple[View, str] | None = None
         for _ in range(_ROUNDS):
-            seen = await self.fresh()
-            step = decisions.open_version(seen, request, self._ambient.nonce())
+            view = found[0] if found else await self.fresh()
+            step, found = decisions.open_version(view, request, self._ambient.nonce()), None
             if isinstance(step, Done):
                 return step.version
             async with self._lock:
-                if self.view is not None and self.view.progress != seen.progress:
+                if self.view is None or self.view.progress != view.progress:
                     continue  # somebody wrote while we waited for the lock
-                view, etag = await self._read_existing()
-                step = decisions.open_version(view, request, self._ambient.nonce())
                 if isinstance(step, CreateOpen):
                     await self._approve(view, request)
-                await self._write(step, etag)
-                await self._read()
+                found = await self._write(step, (view, self._etag))
         raise self._too_busy()
 
     async def _approve(self, view: View, request: OpenRequest) -> None:
@@ -276,8 +276,9 @@ class Run:
     async def settle(self, *, probe: bool = True) -> View:
         """Decide what can be decided and finish the head's move; with ``probe`` look for receipts not reported."""
         async with self._lock:
+            found = await self._read_existing()
             for _ in range(_ROUNDS):
-                view, etag = await self._read_existing()
+                view = found[0]
                 evidence = await self._evidence(view, probe)
                 nonce = self._ambient.nonce()
                 if evidence.layout is None:
@@ -286,7 +287,7 @@ class Run:
                     step = await self._ambient.offload(decisions.settle, view, evidence, nonce)
                 if isinstance(step, Done):
                     return view
-                await self._write(step, etag)
+                found = await self._write(step, found) or await self._read_existing()
         raise self._too_busy()
 
     async def _evidence(self, view: View, probe: bool) -> Evidence:
@@ -316,18 +317,26 @@ class Run:
             raise UnknownRun(f"there is no run {self.name!r} in this bucket: a trainer creates it when it starts")
         return found
 
-    async def _write(self, step: Step, etag: str) -> None:
-        """Write, whatever comes of it: the next view tells whether it took effect, ours or somebody else's."""
+    async def _write(self, step: Step, found: tuple[View, str] | None) -> tuple[View, str] | None:
+        """Write, and return what the bucket says then if the store has acknowledged it; None if only a reading tells
+        whether it took effect, ours or somebody else's.
+        """
         if isinstance(step, Done | Reread):
-            return
+            return None
         try:
-            await self.bucket.write(step, etag)
+            etag = await self.bucket.write(step, found[1] if found else "")
         except PreconditionFailed:
             logger.info("run %s: somebody else wrote first (%s)", self.name, type(step).__name__)
+            return None
         except StoreUnavailable as error:
             logger.warning("run %s: no answer to %s, reading back: %s", self.name, type(step).__name__, error)
-        else:
-            logger.info("run %s: %s", self.name, _told(step))
+            return None
+        logger.info("run %s: %s", self.name, _told(step))
+        view = decisions.after(found[0], step) if found else None
+        if view is None:
+            return None
+        self._observe(view, etag)
+        return view, etag
 
     def _too_busy(self) -> TooBusy:
         return TooBusy(

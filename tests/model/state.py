@@ -69,10 +69,11 @@ class Reading(NamedTuple):
 
 
 class Writing(NamedTuple):
-    """A coordinator about to write; ``head`` is what its compare-and-set expects."""
+    """A coordinator about to write ``step``, decided on the head, opening and register that ``at`` has."""
 
     step: int
-    head: int
+    at: Reading
+    register: int = NONE
 
 
 Doing = Reading | Writing | None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator import decisions
-from coordinator.decisions import CreateRegister, Evidence, ReplaceHead, Reread, Slot, Step, View
+from coordinator.decisions import CreateRegister, Evidence, ReplaceHead, Reread, Sealing, Slot, Step, View
 from tests.model.search import dead_ends, explore
 from tests.model.state import (
     LAYOUT,
@@ -141,6 +141,21 @@ def test_launches_that_say_what_they_saw_need_not_be_remembered(monkeypatch: pyt
     monkeypatch.setattr(decisions, "MAX_RETIRED", 0)
     model = Model(publications=(1, 1, 1), versions=1, looked=True)
     assert not dead_ends(model, explore(model))
+
+
+def test_a_coordinator_that_takes_its_write_for_more_than_it_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    after = decisions.after
+
+    def hasty(view: View, step: Step) -> View | None:
+        """As if nobody could have a say between the register and the head."""
+        found = after(view, step)
+        if found is None or not isinstance(found.slot.decision, Sealing):
+            return found
+        moved = found.head.model_copy(update={"position": found.slot.decision.position})
+        return View(moved, found.slot.decision.manifest, Slot(found.slot.version + 1))
+
+    monkeypatch.setattr(decisions, "after", hasty)
+    assert "something else than its write" in violation(publications=(1, 1), versions=2)
 
 
 def test_a_violation_says_how_to_get_there() -> None:

@@ -6,8 +6,9 @@ loops around it are modelled, and more permissively than they behave:
 * The bucket has create-only objects and a head that is replaced by compare-and-set. An object is read at one moment,
   a view at several: the world may move between the reads of head, open and register, and before the write.
 * A coordinator is a request being served: take over, open, or settle. It may stop for good at any moment (crash, lost
-  request). A lost reply is a write after which nobody waits; a loop that reads again is a new request. So both need
-  no state of their own, and a write may come arbitrarily late.
+  request), and a write may come arbitrarily late. After one that is acknowledged it goes on with ``decisions.after``.
+  A lost reply is a write after which nobody waits; a loop that reads again is a new request. So both need no state of
+  their own.
 * A rank may write its receipt for any version that was opened, at any time, whatever became of it or its trainer;
   rank 1 may also have encoded against a position that is not the version's parent.
 * Any undecided version with a receipt missing may be found expired.
@@ -206,25 +207,25 @@ class Model:
 
     def _read(self, bucket: Bucket, at: Reading) -> Doing:
         if not at.head:
-            return self._decide(bucket, at, None)
+            return self._decide(bucket, at)
         if not at.version:
             at = at._replace(version=self.head(at.head).position.version + 1)
         while True:
             state = self._state(bucket, at.version)
             if state is None or not state.opened:
                 return at
-            if not (state.register or state.aborted_aside):
+            register = state.aborted_aside or state.register
+            if not register:
                 return at._replace(opened=state.opened)
-            slot = self._slot(at.version, state.opened, state.aborted_aside or state.register)
-            if not self._dead(at.head, slot):
-                return self._decide(bucket, at, slot)
+            if not self._dead(at.head, self._slot(at.version, state.opened, register)):
+                return self._decide(bucket, at._replace(opened=state.opened), register)
             opened = self.numbers[state.opened]
             assert isinstance(opened, Open)
             own = opened.term == self.head(at.head).term
             at = Reading(at.task, at.head, at.version + 1, given_up=state.opened if own else at.given_up)
 
     def _not_there(self, bucket: Bucket, at: Reading) -> Doing:
-        return self._decide(bucket, at, self._slot(at.version, at.opened, NONE))
+        return self._decide(bucket, at)
 
     def _state(self, bucket: Bucket, version: int) -> VersionState | None:
         return bucket.versions[version - 1] if version <= len(bucket.versions) else None
@@ -250,21 +251,23 @@ class Model:
 
     # Deciding and writing
 
-    def _decide(self, bucket: Bucket, at: Reading, slot: Slot | None) -> Writing | None:
-        state = self._state(bucket, at.version) if slot else None
+    def _decide(self, bucket: Bucket, at: Reading, register: int = NONE) -> Writing | None:
+        state = self._state(bucket, at.version) if at.head else None
         receipts = state.receipts if state and at.task.kind in {"settle", "withdraw"} else ()
-        key = ("decide", at.task, at.head, id(slot), at.given_up, receipts)
-        step = self._once(key, lambda: self._ask(bucket, at, slot, receipts))
-        return Writing(step, at.head) if step else None
+        step = self._once(("decide", at, register, receipts), lambda: self._ask(bucket, at, register, receipts))
+        return Writing(step, at, register) if step else None
 
-    def _ask(self, bucket: Bucket, at: Reading, slot: Slot | None, receipts: tuple[int, ...]) -> int:
+    def _view(self, bucket: Bucket, at: Reading, register: int) -> View | None:
+        if not at.head:
+            return None
+        head = self.head(at.head)
+        given_up = self.numbers[at.given_up] if at.given_up else None
+        assert given_up is None or isinstance(given_up, Open)
+        return View(head, self.current(bucket, head), self._slot(at.version, at.opened, register), given_up)
+
+    def _ask(self, bucket: Bucket, at: Reading, register: int, receipts: tuple[int, ...]) -> int:
         """The number of the step that the real code asks for; 0 for none."""
-        view = None
-        if slot is not None:
-            head = self.head(at.head)
-            given_up = self.numbers[at.given_up] if at.given_up else None
-            assert given_up is None or isinstance(given_up, Open)
-            view = View(head, self.current(bucket, head), slot, given_up)
+        view = self._view(bucket, at, register)
         try:
             step = self._call(at.task, view, receipts)
         except BucketDamaged as error:
@@ -272,8 +275,8 @@ class Model:
         except CoordinatorError:
             return 0
         if isinstance(step, Done):
-            if step.version and slot is not None:
-                self._check_answer(at.task, step.version, slot, view)
+            if step.version and view is not None:
+                self._check_answer(at.task, step.version, view)
             return 0
         if isinstance(step, Reread) or (isinstance(step, CreateOpen) and step.opened.version > self.versions):
             return 0
@@ -310,10 +313,9 @@ class Model:
         assert isinstance(manifest, Manifest)
         return manifest
 
-    def _check_answer(self, task: Task, version: int, slot: Slot, view: View | None) -> None:
-        current = view.current if view else None
-        known = slot.opened if slot.version == version else current
-        if view and view.given_up and view.given_up.version == version:
+    def _check_answer(self, task: Task, version: int, view: View) -> None:
+        known = view.slot.opened if view.slot.version == version else view.current
+        if view.given_up and view.given_up.version == version:
             known = view.given_up
         if known is None or (known.version, known.term, known.ordinal) != (version, task.term, task.ordinal):
             raise Violation(f"{told(task)} was answered with version {version}, which is another publication")
@@ -325,35 +327,62 @@ class Model:
                 after = bucket if bucket.head else bucket._replace(head=self.numbers.of(head))
                 yield "creates the head", after, None
             case ReplaceHead(head):
-                current = bucket.head == at.head or self.mutation.unconditional_head
+                current = bucket.head == at.at.head or self.mutation.unconditional_head
                 after = bucket._replace(head=self.numbers.of(head)) if current else bucket
                 label = f"replaces the head: term {head.term}, position {head.position.version}"
-                yield (label if current else "is refused to replace the head"), after, None
+                yield from self._answered(label if current else "is refused to replace the head", after, at, current)
             case CreateOpen(opened):
                 state = bucket.versions[opened.version - 1]
                 after = bucket
                 if not state.opened:
                     after = with_version(bucket, opened.version, state._replace(opened=self.numbers.of(opened)))
-                yield f"opens version {opened.version} in term {opened.term}", after, None
+                label = f"opens version {opened.version} in term {opened.term}"
+                yield from self._answered(label, after, at, not state.opened)
             case CreateRegister(record):
-                yield self._register(bucket, record, at)
+                yield from self._register(bucket, record, at)
 
-    def _register(self, bucket: Bucket, record: Manifest | Abort, at: Writing) -> tuple[str, Bucket, Doing]:
+    def _register(self, bucket: Bucket, record: Manifest | Abort, at: Writing) -> Iterator[tuple[str, Bucket, Doing]]:
         state, number = bucket.versions[record.version - 1], self.numbers.of(plain(record))
-        after, then = state, None
+        after = state
         if isinstance(record, Abort) and self.mutation.aborts_aside:
             after = state._replace(aborted_aside=state.aborted_aside or number)
         elif not state.register or self.mutation.overwriting_registers:
             after = state._replace(register=number)
-        if isinstance(record, Manifest) and self.mutation.trusting_own_write:
-            head = self.head(at.head)
-            moved = head.model_copy(update={"position": record.position(record.to_bytes())})
-            self.steps.append(ReplaceHead(moved))
-            then = Writing(len(self.steps), at.head)
+        taken = after != state or self.mutation.trusting_own_write
         if after.register and not self.late_receipts:
             after = after._replace(receipts=(NONE,) * RANKS)  # nobody looks at them any more
         what = "a manifest" if isinstance(record, Manifest) else "an abort"
-        return f"writes {what} to register {record.version}", with_version(bucket, record.version, after), then
+        label = f"writes {what} to register {record.version}"
+        yield from self._answered(label, with_version(bucket, record.version, after), at, taken)
+
+    def _answered(self, label: str, bucket: Bucket, at: Writing, taken: bool) -> Iterator[tuple[str, Bucket, Doing]]:
+        """What becomes of the coordinator. A refusal, like no answer, makes it read again: another request."""
+        if taken and (then := self._go_on(bucket, at)) is not None:
+            yield f"{label}, and goes on", bucket, then
+        else:
+            yield label, bucket, None
+
+    def _go_on(self, bucket: Bucket, done: Writing) -> Doing:
+        """With what the real code takes the bucket to say after a write that was acknowledged."""
+        step, at = self.steps[done.step - 1], done.at
+        before = self._view(bucket, at, done.register)
+        view = self.decide.after(before, step) if before else None
+        if view is None:
+            return None
+        decision = view.slot.decision
+        register = self._number_of(decision.manifest if isinstance(decision, Sealing) else decision)
+        opened, given_up = self._number_of(view.slot.opened), self._number_of(view.given_up)
+        head = self.numbers.of(step.head) if isinstance(step, ReplaceHead) else at.head
+        state = self._state(bucket, view.slot.version) or VersionState()
+        right = (self.numbers.of(view.head), opened, register) == (head, state.opened, state.register)
+        if not right and self.mutation == Mutation():
+            raise Violation("a coordinator takes the bucket for something else than its write has made of it")
+        return self._decide(bucket, Reading(at.task, head, view.slot.version, opened, given_up), register)
+
+    def _number_of(self, record: Open | Manifest | Abort | None) -> int:
+        if record is None:
+            return NONE
+        return self.numbers.of(record if isinstance(record, Open) else plain(record))
 
     def _once(self, key: tuple[object, ...], make: Callable[[], object]):
         if key not in self.memory:
