@@ -1,10 +1,10 @@
 """What a second core gains, by wall clock: pieces side by side, and one large piece whose chunks are.
 
-With one core the process is pinned to one (Linux). A frame is then coded and hashed in one pass; with several cores
-its digests, which are serial, have a pass of their own, so that less is gained than both runs would show of the same
-work. Memory is shared by the cores: what memcpy and XXH3 themselves gain from a second one is printed beside, and is
-about all that a coder at memory speed can gain. CPU time shows what two cores cost each other, and tells something even
-where the machine has other work.
+With one core the process is pinned to one (Linux). The chunks of a large piece are measured without digests, and as a
+whole frame with them: one core codes and hashes a frame in one pass; with several its digests, which are serial, have a
+pass of their own, so that less is gained than both runs would show of the same work. Memory is shared by the cores:
+what memcpy and XXH3 themselves gain from a second one is printed beside, and is about all that a coder at memory speed
+can gain. CPU time shows what two cores cost each other, and tells something even where the machine has other work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import codec
+from codec._native import Digests
 from codec.dtypes import Bits
+from codec.group import decode_fed, encode_payload
+from codec.header import chunks_of
 from weightcast.measure import iid
 from weightcast.measure.timing import one_thread
 
@@ -62,6 +65,9 @@ def rows(rounds: int) -> Iterator[Row]:
 def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
     """Name -> work on all cores that the process may use."""
     cuts = [slice(at, at + COUNT // PIECES) for at in range(0, COUNT, COUNT // PIECES)]
+    chunks = chunks_of(COUNT)
+    payloads = [encode_payload(base[chunk], new[chunk], "BF16")[0] for chunk in chunks]
+    undigested = Digests(base=False, result=False)
     frame = codec.encode_delta(base, new, dtype="BF16")
     coded = [codec.encode_group(base[cut], new[cut], "BF16") for cut in cuts]
     full = codec.encode_delta(new, base, dtype="BF16")  # back again, so that a round of apply ends where it began
@@ -77,7 +83,16 @@ def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
     def decode(i: int) -> object:
         return codec.decode_group(base[cuts[i]], coded[i].payload, "BF16", COUNT // PIECES)
 
+    def encode_chunk(chunk: slice) -> object:
+        return encode_payload(base[chunk], new[chunk], "BF16")
+
+    def decode_chunk(i: int) -> object:
+        chunk = chunks[i]
+        return decode_fed(base[chunk], payloads[i], "BF16", chunk.stop - chunk.start, undigested)
+
     return {
+        "chunks of one piece, encoded": lambda: on_all_cores(encode_chunk, chunks),
+        "chunks of one piece, decoded": lambda: on_all_cores(decode_chunk, range(len(chunks))),
         "one piece, encode_delta": lambda: codec.encode_delta(base, new, dtype="BF16"),
         "one piece, apply_delta and back": there_and_back,
         "pieces, encode_group": lambda: on_all_cores(encode, cuts),
