@@ -219,7 +219,9 @@ class Holding(Guarded):
         layout = self.records.layout(pending.version.layout) if pending else None
         if pending is not None:
             self.disk.sync_dir(self.places.state)
-            if layout is not None and self._finish_install(self._table(pending, layout)):
+            if layout is not None and self._finish_install(pending, self._table(pending, layout)):
+                if not self.copies:
+                    self._supersede()
                 return pending, layout
             # A reboot took them before they were copied.
             self.disk.remove(self.places.pending)
@@ -319,7 +321,7 @@ class Holding(Guarded):
         with self.exclusive(f"version {state.version.position.version}"):
             # Each of them: in its place lies a file of the same name, perhaps of the same size, and of another version.
             installing.move_in(self.disk, self.places, table, [file.name for file in table.files])
-        self._sync_moved()
+        installing.sync_moved(self.disk, self.places)
         self.files, self.held = state, held_by(state, layout)
         self.unsaved = False
         self.weights = Weights(self.disk, self.places.model, table)
@@ -333,28 +335,22 @@ class Holding(Guarded):
         self.faults.repaired("store", self._gone)
         self._gone = 0
         if not self.copies:
-            self.disk.rename(self.places.pending, self.places.checkpoint)
-            self.disk.sync_dir(self.places.state)
+            self._supersede()
             self.records.drop_older(state)
         self.unsettled = False
 
-    def _finish_install(self, table: FileTable) -> bool:
-        """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there.
+    def _finish_install(self, pending: State, table: FileTable) -> bool:
+        """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there."""
+        shown = self._mark is not None and self._mark.position.version >= pending.version.position.version
+        if self.copies and shown and not lost(self.disk, self.places.model, table):
+            # Until the copy is made the record stays; what is in new/ by now is the beginning of a later version.
+            return True
+        return installing.finish(self.disk, self.places, table, self.exclusive)
 
-        What is there is hashed before it is shown: files of the same size may be of another version.
-        """
-        if not installing.all_there(self.disk, self.places, table):
-            return False
-        if installing.unfinished(self.disk, self.places, table):
-            with self.exclusive("a version in new files"):
-                installing.move_in(self.disk, self.places, table, self.disk.names(self.places.new))
-        # Also when there was nothing left to move: whoever moved it may have ended before this.
-        self._sync_moved()
-        return True
-
-    def _sync_moved(self) -> None:
-        self.disk.sync_dir(self.places.model)
-        self.disk.sync_dir(self.places.new)
+    def _supersede(self) -> None:
+        """Make installed files, which survive a reboot, the checkpoint: before the next ones are begun in ``new/``."""
+        self.disk.rename(self.places.pending, self.places.checkpoint)
+        self.disk.sync_dir(self.places.state)
 
     # ---- checkpoint
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -28,10 +29,28 @@ def all_new(disk: Disk, places: Places, table: FileTable) -> bool:
     return all(disk.size(places.new / file.name) == file.size for file in table.files)
 
 
-def unfinished(disk: Disk, places: Places, table: FileTable) -> bool:
-    """Whether a file still has to be moved or removed."""
+def finish(
+    disk: Disk, places: Places, table: FileTable, exclusive: Callable[[str], AbstractContextManager[None]]
+) -> bool:
+    """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there.
+
+    ``exclusive`` takes the gate. Files are known by their sizes here: they are to be hashed before they are shown.
+    """
+    if not all_there(disk, places, table):
+        return False
     names = {file.name for file in table.files}
-    return not names.isdisjoint(disk.names(places.new)) or bool(_stale(disk, places, names))
+    if not names.isdisjoint(disk.names(places.new)) or _stale(disk, places, names):
+        with exclusive("a version in new files"):
+            move_in(disk, places, table, disk.names(places.new))
+    # Also when there was nothing left to move: whoever moved it may have ended before this.
+    sync_moved(disk, places)
+    return True
+
+
+def sync_moved(disk: Disk, places: Places) -> None:
+    """Make it durable that files were moved."""
+    disk.sync_dir(places.model)
+    disk.sync_dir(places.new)
 
 
 def move_in(disk: Disk, places: Places, table: FileTable, moved: Collection[str]) -> None:

@@ -157,6 +157,14 @@ async def dense(world: World, disk: SimDisk) -> None:
         await replica.catch_up()
 
 
+async def dense_again(world: World, disk: SimDisk) -> None:
+    """One more of them, before there is a copy of the first that a reboot would find."""
+    await dense(world, disk)
+    await world.head(3)
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+
+
 async def repair(world: World, disk: SimDisk) -> None:
     """Two groups edited by hand, found at the start and refetched."""
     async with await world.open(disk) as replica:
@@ -200,6 +208,8 @@ SCENARIOS: dict[str, Scenario] = {
     "first fetch": first_fetch,
     "follow": follow,
     "dense": dense,
+    "dense again": dense_again,
+    "dense after a cut": dense_again,
     "repair": repair,
     "overlap": overlap,
     "overtaken": overtaken,
@@ -209,12 +219,20 @@ HEADS = {
     "first fetch": (2, 2),
     "follow": (1, 4),
     "dense": (1, 2),
+    "dense again": (1, 3),
+    "dense after a cut": (1, 3),
     "repair": (3, 3),
     "overlap": (1, 4),
     "overtaken": (1, 3),
     "recovery": (1, 2),
 }
-SHARES = {"dense": (0.9,), "overlap": (0.02, 0.02, 0.02), "overtaken": (0.02, 0.9)}
+SHARES = {
+    "dense": (0.9,),
+    "dense again": (0.9, 0.9),
+    "dense after a cut": (0.9, 0.9),
+    "overlap": (0.02, 0.02, 0.02),
+    "overtaken": (0.02, 0.9),
+}
 """Parts of the weights that change in the versions after the first, where not three small ones."""
 """The head before the crashes and the one to be reached after them."""
 
@@ -260,22 +278,27 @@ async def _start(name: str, world: World) -> SimDisk:
         for path, inode in disk.volume.names.items():
             if path.parent == MODEL and path.suffix == ".safetensors":
                 inode.data[-5] ^= 1
-    if name == "recovery":
+    if name in CUTS:
+        step, commit, further = CUTS[name]
         await world.head(2)
-        disk.crash_at = disk.effects + await _effects_to_commit(world.tmpfs)
+        disk.crash_at = disk.effects + await _effects_to(step, commit, world.tmpfs) + further
         with pytest.raises(Crash):
             await repair(world, disk)
         disk = disk.kill()
     return disk
 
 
-async def _effects_to_commit(tmpfs: bool) -> int:
-    """Effects of a step up to the first one after its commit."""
-    world, disk = await prepared("follow", tmpfs, SEED)
+CUTS = {"recovery": ("follow", "sync change-", 3), "dense after a cut": ("dense", "rename pending.json", 1)}
+"""Which scenario's first step was cut short before, the effect by which that step was decided, and how long after."""
+
+
+async def _effects_to(name: str, commit: str, tmpfs: bool) -> int:
+    """Effects of a step up to its commit."""
+    world, disk = await prepared(name, tmpfs, SEED)
     await world.head(2)
     start = disk.effects
     await repair(world, disk)
-    return next(n for n, what in enumerate(disk.trace[start:], 1) if what.startswith("sync change-")) + 3
+    return next(n for n, what in enumerate(disk.trace[start:], 1) if what.startswith(commit))
 
 
 @pytest.mark.parametrize("kind", ["kill", "power"])
