@@ -12,7 +12,7 @@ import numpy as np
 
 from codec import dtypes, header, kernels, threads
 from codec._native import Digests
-from codec.change import Change, apply_change, hash_change
+from codec.change import Change, apply_change, hash_change, whole_change
 from codec.digest import Buffer, digest
 from codec.dtypes import ArrayLike, Bits, DType
 from codec.errors import BaseMismatch, CodecError, CorruptFrame, InvalidInput
@@ -31,7 +31,7 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
     tensor of 1 MB: 2 to 70 % more than in a large one, the less changed the more. Code many small tensors as one of
     16 MiB or more, ``torch.cat([t.flatten() for t in tensors])``; to the agents, groups are the same
     (:func:`codec.encode_group`, of raw bits and without header). Whatever the bits, a frame is never larger than the
-    raw bytes and 64 more, and 5 for each chunk of 2**24 elements after the first.
+    raw bytes and 64 more: what nothing makes smaller is stored.
 
     ``method`` is as in :func:`codec.encode_group`. ``dtype`` says what the bits of unsigned numpy arrays mean ("BF16",
     "F8_E4M3", ...). Raises :class:`InvalidInput`.
@@ -43,19 +43,16 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
     if tuple(base.shape) != tuple(new.shape):
         raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
     of_new, of_old, payloads = _encode(old, now, info, method)
-    return header.write(FrameHeader(info, (now.size,), of_new, of_old), payloads)
+    return header.write_smallest(FrameHeader(info, (now.size,), of_new, of_old), payloads, now)
 
 
 def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
-    """The frame that holds ``new`` itself, compressed. Arguments, largest size and errors as for :func:`encode_delta`.
-
-    Past 21 dimensions each takes one byte more.
-    """
+    """The frame that holds ``new`` itself, compressed. Arguments, largest size, errors as for :func:`encode_delta`."""
     info = _meaning(new, dtype)
     now = dtypes.to_bits(new)
     shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)
     of_new, _, payloads = _encode(None, now, info, "auto")
-    return header.write(FrameHeader(info, shape, of_new, None), payloads)
+    return header.write_smallest(FrameHeader(info, shape, of_new, None), payloads, now)
 
 
 def _encode(old: Bits | None, now: Bits, info: DType, method: str) -> tuple[bytes, bytes | None, list[bytes]]:
@@ -83,7 +80,7 @@ def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
     Everything is decoded against the untouched buffer and the result's digest compared first: whatever the frame, if an
     error is raised the buffer has not changed. An interrupt while the result is stored is raised once it is: the buffer
     holds its old bytes or the new ones. A full is stored over whatever the buffer holds. Beyond the frame, takes memory
-    for the changed elements (dense methods: for one more copy).
+    for the changed elements (dense methods: for one more copy; what the frame stores is copied from there).
     Raises :class:`BaseMismatch` if the buffer holds other bytes than the frame's base, :class:`CorruptFrame`,
     :class:`UnsupportedFrame`, or :class:`InvalidInput` for a buffer of another size or dtype or that cannot be written.
     """
@@ -158,6 +155,8 @@ def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits) -> list[C
 
 
 def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chunk: slice, digests: Digests) -> Change:
+    if head.stored:
+        return whole_change(base, np.frombuffer(payload, head.dtype.bits), digests)
     if base is None and needs_base(payload):
         raise CorruptFrame("a full frame holds a payload that needs a base")
     return decode_fed(base, payload, head.dtype.name, chunk.stop - chunk.start, digests)

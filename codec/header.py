@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import xxhash
 
@@ -18,7 +19,7 @@ from codec.streams import Reader, varint
 
 MAGIC = b"\x89WCF"
 FORMAT_VERSION = 1
-FULL, DELTA = 0, 1
+FULL, DELTA, STORED_FULL, STORED_DELTA = range(4)
 CHUNK_N = 1 << 24
 """Elements in every chunk of a frame but the last."""
 
@@ -35,13 +36,22 @@ MAX_RATIO = 32768
 class FrameHeader:
     """The description of one tensor's frame; ``base_digest`` is None in a full.
 
-    ``shape`` is the tensor's in a full, and one dimension, the element count, in a delta.
+    ``shape`` is the tensor's in a full, and one dimension, the element count, in a delta. After the header of a
+    ``stored`` frame come the bytes of all elements, after that of any other the chunks' payloads with their lengths.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     digest: bytes
     base_digest: bytes | None
+    stored: bool = False
+
+    @property
+    def kind(self) -> int:
+        """The frame's kind on the wire."""
+        if self.base_digest is None:
+            return STORED_FULL if self.stored else FULL
+        return STORED_DELTA if self.stored else DELTA
 
     @property
     def count(self) -> int:
@@ -71,25 +81,31 @@ def chunks_of(count: int) -> list[slice]:
     return [slice(at, min(at + CHUNK_N, count)) for at in range(0, count, CHUNK_N)]
 
 
-def write(header: FrameHeader, payloads: list[bytes]) -> bytes:
-    """The whole frame: header, lengths of the chunks' payloads, payloads."""
+def write(header: FrameHeader, payloads: Sequence[Buffer]) -> bytes:
+    """The whole frame: header, lengths of the chunks' payloads, payloads; in a stored one their elements alone."""
     header.validate()
-    kind = FULL if header.base_digest is None else DELTA
-    head = PREAMBLE.pack(MAGIC, FORMAT_VERSION, kind, header.dtype.code, len(header.shape))
-    rest = b"".join(
-        [
-            header.digest,
-            header.base_digest or b"",
-            *map(varint, header.shape),
-            *(varint(len(p)) for p in payloads),
-            *payloads,
-        ]
-    )
-    return head + CHECK.pack(_check_of(head, rest)) + rest
+    head = PREAMBLE.pack(MAGIC, FORMAT_VERSION, header.kind, header.dtype.code, len(header.shape))
+    rest = _rest(header, payloads)
+    return b"".join([head, CHECK.pack(_check_of(head, *rest)), *rest])
+
+
+def write_smallest(header: FrameHeader, payloads: Sequence[Buffer], elements: Buffer) -> bytes:
+    """The frame of these payloads; where that is smaller, the stored one of the ``elements`` they stand for."""
+    stored = replace(header, stored=True)
+    if sum(map(len, _rest(stored, [elements]))) < sum(map(len, _rest(header, payloads))):
+        return write(stored, [elements])
+    return write(header, payloads)
+
+
+def _rest(header: FrameHeader, payloads: Sequence[Buffer]) -> list[memoryview]:
+    """What follows the check; nothing large is copied."""
+    views = [as_bytes(payload) for payload in payloads]
+    sizes = _octal(header.shape) if header.stored else b"".join(map(varint, [*header.shape, *map(len, views)]))
+    return [memoryview(header.digest + (header.base_digest or b"") + sizes), *views]
 
 
 def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
-    """The header and a view of each chunk's payload.
+    """The header and a view of each chunk's payload, in a stored frame of its elements.
 
     Raises :class:`UnsupportedFrame` for a later format version before anything else is believed, and
     :class:`CorruptFrame` if a byte anywhere in the frame has changed. A frame made up by somebody hostile gets past
@@ -106,19 +122,27 @@ def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
     (check,) = CHECK.unpack(reader.take(CHECK.size))
     if check != _check_of(head, reader.peek()):
         raise CorruptFrame("the frame is damaged or incomplete: its check does not match; fetch it again")
-    if kind not in (FULL, DELTA):
+    if kind not in (FULL, DELTA, STORED_FULL, STORED_DELTA):
         raise UnsupportedFrame(f"frame kind {kind} is unknown; a newer weightcast wrote this: upgrade")
     digest = bytes(reader.take(DIGEST_BYTES))
-    base_digest = bytes(reader.take(DIGEST_BYTES)) if kind == DELTA else None
+    base_digest = bytes(reader.take(DIGEST_BYTES)) if kind in (DELTA, STORED_DELTA) else None
     if dims > MAX_DIMS:
         raise CorruptFrame(f"{dims} dimensions; a frame holds at most {MAX_DIMS}")
-    shape = tuple(reader.varint(MAX_FRAME_ELEMENTS) for _ in range(dims))
-    header = FrameHeader(find_code(dtype_code), shape, digest, base_digest)
+    stored = kind in (STORED_FULL, STORED_DELTA)
+    shape = _from_octal(reader, dims) if stored else tuple(reader.varint(MAX_FRAME_ELEMENTS) for _ in range(dims))
+    header = FrameHeader(find_code(dtype_code), shape, digest, base_digest, stored)
     try:
         header.validate()
     except InvalidInput as error:
         raise CorruptFrame(str(error)) from None
-    return header, _payloads(reader, header)
+    return header, _elements(reader, header) if stored else _payloads(reader, header)
+
+
+def _elements(reader: Reader, header: FrameHeader) -> list[memoryview]:
+    item_bytes = header.dtype.item_bytes
+    elements = reader.take(header.count * item_bytes)
+    reader.end()
+    return [elements[chunk.start * item_bytes : chunk.stop * item_bytes] for chunk in header.chunks]
 
 
 def _payloads(reader: Reader, header: FrameHeader) -> list[memoryview]:
@@ -134,7 +158,40 @@ def _payloads(reader: Reader, header: FrameHeader) -> list[memoryview]:
     return payloads
 
 
-def _check_of(head: bytes | memoryview, rest: bytes | memoryview) -> int:
-    hasher = xxhash.xxh3_64(head)
-    hasher.update(rest)
+def _octal(shape: tuple[int, ...]) -> bytes:
+    """Dimensions in octal digits, two a byte: 32 of them take 23 bytes at most, where varints would take 38."""
+    digits = []
+    for n in shape:
+        while n > 7:
+            digits.append(n & 7 | 8)
+            n >>= 3
+        digits.append(n)
+    digits += [0] * (len(digits) % 2)
+    return bytes(low | high << 4 for low, high in zip(digits[::2], digits[1::2], strict=True))
+
+
+def _from_octal(reader: Reader, dims: int) -> tuple[int, ...]:
+    """``dims`` numbers of at most 45 bits; only the bytes that :func:`_octal` makes are accepted."""
+    found = reader.peek()
+    digits = (half for byte in iter(reader.u8, None) for half in (byte & 15, byte >> 4))
+    shape = tuple(_number(digits) for _ in range(dims))
+    if found[: len(found) - reader.left] != _octal(shape):
+        raise CorruptFrame("the shape is not written in the shortest form")
+    return shape
+
+
+def _number(digits: Iterator[int]) -> int:
+    value = 0
+    for shift in range(0, 45, 3):
+        digit = next(digits)
+        value |= (digit & 7) << shift
+        if digit < 8:
+            return value
+    raise CorruptFrame("a dimension is longer than 45 bits")
+
+
+def _check_of(*parts: bytes | memoryview) -> int:
+    hasher = xxhash.xxh3_64()
+    for part in parts:
+        hasher.update(part)
     return hasher.intdigest()

@@ -301,23 +301,24 @@ def decode_frame(base: Array | None, frame: bytes) -> tuple[str, tuple[int, ...]
         raise CorruptFrame("the check differs")
     kind, code, dims = head[5:]
     names = [name for name, row in TYPES.items() if row[0] == code]
-    if kind > 1 or not names:
+    if kind > 3 or not names:
         raise UnsupportedFrame(f"kind {kind}, dtype {code}")
     digest = cursor.take(16)
-    base_digest = cursor.take(16) if kind == 1 else None
-    if dims > 32 or (kind == 1 and dims != 1):
+    base_digest = cursor.take(16) if kind % 2 == 1 else None
+    if dims > 32 or (kind % 2 == 1 and dims != 1):
         raise CorruptFrame(f"{dims} dimensions")
-    shape = tuple(cursor.varint() for _ in range(dims))
+    shape = tuple(cursor.varint() for _ in range(dims)) if kind < 2 else _digits_in(cursor, dims)
     count = bounded = 1
     for n in shape:
         count, bounded = count * n, bounded * max(n, 1)
     if bounded > 2**42:
         raise CorruptFrame(f"{bounded} elements")
     size = TYPES[names[0]][1]
-    old = None if base is None or kind == 0 else [int(x) for x in base]
+    old = None if base is None or kind % 2 == 0 else [int(x) for x in base]
     if base_digest is not None and (old is None or len(old) != count or _digest(old, size) != base_digest):
         raise BaseMismatch("another base")
-    new = _chunks_in(cursor, old, names[0], count)
+    new = _chunks_in(cursor, old, names[0], count) if kind < 2 else _from_bytes(cursor.take(count * size), size)
+    cursor.end()
     if _digest(new, size) != digest:
         raise CorruptFrame("the digest of the result differs")
     return names[0], shape, np.array(new, f"u{size}")
@@ -335,5 +336,43 @@ def _chunks_in(cursor: _Cursor, base: list[int] | None, dtype: str, count: int) 
         if base is None and n * TYPES[dtype][1] > 32768 * length:
             raise CorruptFrame("more than the payload can hold")
         new += _decode(None if base is None else base[start : start + n], payload, dtype, n)
-    cursor.end()
     return new
+
+
+def encode_stored_frame(base: Array | None, new: Array, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The frame of kind 2 or 3 that holds ``new``, whose dimensions are ``shape``: its element count in a delta."""
+    code, size, _, _ = TYPES[dtype]
+    head = b"\x89WCF" + bytes([1, 2 if base is None else 3, code, len(shape)])
+    rest = b"" if base is None else _digest([int(x) for x in base], size)
+    rest = _digest([int(x) for x in new], size) + rest + _digits_out(shape) + _to_bytes([int(x) for x in new], size)
+    return head + xxhash.xxh3_64_intdigest(head + rest).to_bytes(8, "little") + rest
+
+
+def _digits_in(cursor: _Cursor, dims: int) -> tuple[int, ...]:
+    shape: list[int] = []
+    digits: list[int] = []
+    while len(shape) < dims:
+        byte = cursor.take(1)[0]
+        for half in (byte % 16, byte // 16):
+            if len(shape) == dims:
+                if half != 0:
+                    raise CorruptFrame("half a byte that should be 0")
+                break
+            digits.append(half % 8)
+            if half >= 8:
+                continue
+            if len(digits) > 15 or (half == 0 and len(digits) > 1):
+                raise CorruptFrame("a dimension that is too long, or longer than it needs to be")
+            shape.append(sum(digit * 8**place for place, digit in enumerate(digits)))
+            digits = []
+    return tuple(shape)
+
+
+def _digits_out(shape: tuple[int, ...]) -> bytes:
+    halves: list[int] = []
+    for n in shape:
+        digits = [int(digit) for digit in reversed(f"{n:o}")]
+        halves += [digit + 8 for digit in digits[:-1]] + digits[-1:]
+    if len(halves) % 2 == 1:
+        halves.append(0)
+    return bytes(halves[i] + 16 * halves[i + 1] for i in range(0, len(halves), 2))

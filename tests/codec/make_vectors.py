@@ -109,6 +109,23 @@ def frame(dtype: str, full: bool, shape: tuple[int, ...]) -> Callable[[], dict[s
     return make
 
 
+def stored(dtype: str, full: bool, shape: tuple[int, ...]) -> Callable[[], dict[str, object]]:
+    """A frame of what nothing makes smaller."""
+
+    def make() -> dict[str, object]:
+        info, rng = dtypes.find(dtype), np.random.default_rng(11)
+        size = int(np.prod(shape)) * info.item_bytes
+        base, new = (np.frombuffer(rng.bytes(size), info.bits) for _ in range(2))
+        if full:
+            made = {"dtype": dtype, "new": new, "frame": codec.encode_full(new.reshape(shape), dtype=dtype)}
+        else:
+            made = {"dtype": dtype, "base": base, "new": new, "frame": codec.encode_delta(base, new, dtype=dtype)}
+        assert made["frame"][5] == (2 if full else 3)
+        return made
+
+    return make
+
+
 VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     "v1-same": group("BF16", "same"),
     "v1-raw": group("U8", "raw", count=40, share=1.0),
@@ -126,6 +143,11 @@ VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     "v1-frame-full-scalar": frame("BF16", True, ()),
     "v1-frame-full-empty": frame("BF16", True, (0, 7)),
     "v1-frame-delta-empty": frame("F16", False, (0,)),
+    "v1-frame-stored-delta-bf16": stored("BF16", False, (300,)),
+    "v1-frame-stored-delta-f4": stored("F4", False, (65,)),
+    "v1-frame-stored-full-i32": stored("I32", True, (3, 1, 20)),
+    "v1-frame-stored-full-scalar": stored("F32", True, ()),
+    "v1-frame-stored-full-dims": stored("U8", True, (1,) * 24 + (3, 1, 1, 9, 1, 1, 2, 1)),
 }
 
 

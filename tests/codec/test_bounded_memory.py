@@ -41,6 +41,30 @@ def test_a_small_frame_that_claims_a_terabyte():
     assert peak_of(lambda: codec.decode_full(frame), codec.TruncatedFrame) < MIB
 
 
+@pytest.mark.parametrize("base_digest", [None, codec.digest(b"")], ids=["full", "delta"])
+def test_a_small_stored_frame_that_claims_a_terabyte(base_digest):
+    head = header.FrameHeader(dtypes.find("BF16"), (TB // 2,), bytes(16), base_digest, stored=True)
+    frame = header.write(head, [bytes(100)])
+    assert peak_of(lambda: codec.decode_full(frame), codec.TruncatedFrame) < MIB
+    assert peak_of(lambda: codec.apply_delta(np.zeros(3, np.uint16), frame), codec.TruncatedFrame) < MIB
+
+
+def test_stored_frames_are_decoded_from_where_they_lie():
+    base, new = (np.frombuffer(np.random.default_rng(seed).bytes(32 * MIB), np.uint8) for seed in range(2))
+    buffer, frame = base.copy(), codec.encode_delta(base, new)
+    full = codec.encode_full(new)
+    tracemalloc.start()
+    try:
+        codec.apply_delta(buffer, frame)
+        assert tracemalloc.get_traced_memory()[1] < MIB
+        decoded = codec.decode_full(full, container="numpy")
+        assert tracemalloc.get_traced_memory()[1] < 33 * MIB
+    finally:
+        tracemalloc.stop()
+    assert np.array_equal(buffer, new)
+    assert np.array_equal(decoded, new)
+
+
 def test_a_payload_shorter_than_any_compressor_can_make_it():
     bomb = b"\x02" + stream(streams.ZSTD, zstandard.ZstdCompressor().compress(bytes(1000))) * 2
     frame = full_frame(header.CHUNK_N, [bomb])
@@ -157,13 +181,14 @@ def test_shapes_no_frame_can_have(shape):
         head.validate()
 
 
+@pytest.mark.parametrize("stored", [False, True])
 @pytest.mark.parametrize(
     ("shape", "base_digest"),
     [((0, 2**42, 2**42), None), ((2**42, 2), None), ((1,) * 33, None), ((0, 5), bytes(16)), ((), bytes(16))],
     ids=str,
 )
-def test_headers_that_only_somebody_hostile_writes(monkeypatch, shape, base_digest):
-    head = header.FrameHeader(dtypes.find("BF16"), shape, codec.digest(b""), base_digest)
+def test_headers_that_only_somebody_hostile_writes(monkeypatch, shape, base_digest, stored):
+    head = header.FrameHeader(dtypes.find("BF16"), shape, codec.digest(b""), base_digest, stored)
     with monkeypatch.context() as unchecked:
         unchecked.setattr(header.FrameHeader, "validate", lambda self: None)
         frame = header.write(head, [])

@@ -33,12 +33,24 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
     return base, new
 
 
+@pytest.fixture
+def noise(monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, np.ndarray]:
+    """Eleven chunks that nothing makes smaller: their frames are stored."""
+    monkeypatch.setattr(header, "CHUNK_N", 1000)
+    base, new = np.random.default_rng(0).integers(0, 1 << 16, (2, N), dtype=np.uint16)
+    assert header.read(codec.encode_delta(base, new))[0].stored
+    return base, new
+
+
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "cores", lambda: 1)
 
 
-def test_frames_do_not_depend_on_threads(pair: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
-    base, new = pair
+@pytest.mark.parametrize("tensors", ["pair", "noise"])
+def test_frames_do_not_depend_on_threads(
+    request: pytest.FixtureRequest, tensors: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, new = request.getfixturevalue(tensors)
     frames = codec.encode_delta(base, new), codec.encode_full(new)
     buffer = base.copy()
     codec.apply_delta(buffer, frames[0])
@@ -50,8 +62,9 @@ def test_frames_do_not_depend_on_threads(pair: tuple[np.ndarray, np.ndarray], mo
     assert np.array_equal(buffer, base)
 
 
-def test_the_base_is_compared_before_anything_else_is_said(pair: tuple[np.ndarray, np.ndarray]) -> None:
-    base, new = pair
+@pytest.mark.parametrize("tensors", ["pair", "noise"])
+def test_the_base_is_compared_before_anything_else_is_said(request: pytest.FixtureRequest, tensors: str) -> None:
+    base, new = request.getfixturevalue(tensors)
     frame = codec.encode_delta(base, new)
     for at in (0, 4321, N - 1):
         other = base.copy()
@@ -159,10 +172,11 @@ def test_what_a_helper_raises_is_raised_here(monkeypatch: pytest.MonkeyPatch) ->
         helped(range(2), whole, ahead, lambda i, result: None)
 
 
+@pytest.mark.parametrize("tensors", ["pair", "noise"])
 def test_an_interrupt_among_the_stores_leaves_no_mixture(
-    pair: tuple[np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, tensors: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    base, new = pair
+    base, new = request.getfixturevalue(tensors)
     frame, buffer, store = codec.encode_delta(base, new), base.copy(), frame_module.apply_change
     stored: list[codec.Change] = []
 

@@ -3,6 +3,8 @@ buffer that stays as it was."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import xxhash
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec
-from codec import methods
+from codec import header, methods
 
 METHODS = [m.name for m in methods.METHODS]
 
@@ -66,6 +68,88 @@ def test_every_flipped_bit_behind_a_forged_check(bf16_pair, method):
             assert np.array_equal(buffer, new)
 
 
+def test_every_flipped_bit_of_a_chunk_that_is_raw():
+    """As in the frames that were written before there were stored ones."""
+    base, new, delta, full = noise()
+    for frame in (delta, full):
+        head = replace(header.read(frame)[0], stored=False)
+        old = header.write(head, [bytes([methods.RAW]) + new.tobytes()])
+        for damaged in map(with_check, flips(old)):
+            buffer = base.copy()
+            try:
+                codec.apply_delta(buffer, damaged)
+            except codec.CodecError:
+                assert np.array_equal(buffer, base)
+            else:
+                assert np.array_equal(buffer, new)
+
+
+def noise():
+    """A base and a new tensor that nothing makes smaller, and their frames: a delta and a full."""
+    rng = np.random.default_rng(0)
+    base, new = rng.integers(0, 1 << 16, (2, 24), dtype=np.uint16)
+    frames = codec.encode_delta(base, new), codec.encode_full(new.reshape(2, 1, 12))
+    assert [header.read(frame)[0].stored for frame in frames] == [True, True]
+    return base, new, *frames
+
+
+def test_every_flipped_bit_of_a_stored_frame():
+    base, new, delta, full = noise()
+    for damaged in flips(full):
+        with pytest.raises(codec.CodecError):
+            codec.decode_full(damaged)
+    for frame, forge in ((delta, bytes), (delta, with_check), (full, with_check)):
+        for damaged in map(forge, flips(frame)):
+            buffer = base.copy()
+            try:
+                codec.apply_delta(buffer, damaged)
+            except codec.CodecError:
+                assert np.array_equal(buffer, base)
+            else:
+                assert frame is full or forge is with_check
+                assert np.array_equal(buffer, new)
+
+
+def test_a_stored_frame_of_another_length_than_its_shape():
+    base, new, delta, full = noise()
+    for frame in (delta, full):
+        for lie, error in ((frame[:-1], codec.TruncatedFrame), (frame[:-2], codec.TruncatedFrame)):
+            with pytest.raises(error, match="48 bytes wanted"):
+                codec.apply_delta(base.copy(), with_check(lie))
+        for more in (b"\0", new.tobytes()):
+            with pytest.raises(codec.CorruptFrame, match=f"{len(more)} bytes follow"):
+                codec.apply_delta(base.copy(), with_check(frame + more))
+
+
+@pytest.mark.parametrize(
+    ("dims", "shape"),
+    [
+        (1, "8801"),  # 0 after 0
+        (1, "0888"),  # the next byte of a number that ended
+        (1, "10"),  # what is left over is not 0
+        (2, "8b08"),  # a last digit of 0
+        (1, "ff" * 7 + "ff"),
+        (1, "ff" * 20),
+        (3, "11"),
+    ],
+)
+def test_a_shape_has_one_form(dims, shape):
+    head = bytes([*header.MAGIC, header.FORMAT_VERSION, header.STORED_FULL, 0, dims])
+    frame = with_check(head + bytes(8) + codec.digest(b"\1") + bytes.fromhex(shape))
+    with pytest.raises(codec.CorruptFrame):
+        codec.decode_full(frame)
+
+
+def test_what_old_readers_refuse_is_refused_as_unsupported():
+    """An unknown kind says "upgrade", as it did in the readers from before kinds 2 and 3."""
+    base, _, delta, full = noise()
+    for frame in (delta, full):
+        later = bytearray(frame)
+        later[5] += 2
+        with pytest.raises(codec.UnsupportedFrame, match="upgrade"):
+            codec.apply_delta(base, with_check(bytes(later)))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_flipped_bit_of_a_payload(bf16_pair, method):
     base, new = small(bf16_pair, method)
@@ -111,7 +195,7 @@ def test_any_bytes_as_a_frame(frame):
     [
         (0, 0x88, codec.CorruptFrame),
         (4, 2, codec.UnsupportedFrame),
-        (5, 2, codec.UnsupportedFrame),
+        (5, 4, codec.UnsupportedFrame),
         (6, 99, codec.UnsupportedFrame),
     ],
     ids=["magic", "version", "kind", "dtype"],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
 import codec
-from codec import dtypes, methods, reference
+from codec import dtypes, header, methods, reference
 
 GENERAL = [m for m in methods.METHODS if m.name in ("same", "raw", "planes", "fields_v1", "xor_planes")]
 
@@ -50,6 +51,49 @@ def test_frames(data, pairs):
     name, shape, new = reference.decode_frame(None, full)
     assert (name, shape) == (pair.dtype, (1, pair.new.size, 1))
     assert np.array_equal(new, pair.new)
+
+
+@given(data=st.data())
+def test_stored_frames(data, pairs):
+    pair = data.draw(pairs())
+    shape = tuple(data.draw(st.permutations([pair.new.size, *[1] * data.draw(st.integers(0, 31))])))
+    info = dtypes.find(pair.dtype)
+    for base, dims in ((None, shape), (pair.base, (pair.new.size,))):
+        frame = reference.encode_stored_frame(base, pair.new, pair.dtype, dims)
+        base_digest = None if base is None else codec.digest(base)
+        head = header.FrameHeader(info, dims, codec.digest(pair.new), base_digest, stored=True)
+        assert header.write(head, [pair.new]) == frame
+        assert header.read(frame)[0] == head
+        buffer = np.zeros_like(pair.new) if base is None else base.copy()
+        codec.apply_delta(buffer, frame)
+        assert np.array_equal(buffer, pair.new)
+        name, found, new = reference.decode_frame(base, frame)
+        assert (name, found) == (pair.dtype, dims)
+        assert np.array_equal(new, pair.new)
+
+
+@given(data=st.data())
+def test_the_same_damage_to_a_stored_frame_is_refused_by_both(data, pairs):
+    pair = data.draw(pairs(max_n=60))
+    base = data.draw(st.sampled_from([None, pair.base]))
+    shape = (2, 3, pair.new.size, 1, 40)[: data.draw(st.integers(1, 5))] if base is None else (pair.new.size,)
+    new = np.resize(pair.new, int(np.prod(shape)))
+    frame = bytearray(reference.encode_stored_frame(base, new, pair.dtype, shape))
+    behind = 32 if base is None else 48
+    frame += bytes(data.draw(st.integers(0, 1)))
+    for _ in range(data.draw(st.integers(0, 2))):
+        at = data.draw(st.sampled_from([5, 7, *range(behind, min(behind + 8, len(frame)))]))
+        frame[at] = data.draw(st.integers(0, 255))
+    frame[8:16] = xxhash.xxh3_64_digest(bytes(frame[:8] + frame[16:]))[::-1]
+
+    def fast():
+        if base is None:
+            return codec.to_bits(codec.decode_full(bytes(frame), container="numpy"))
+        buffer = base.copy()
+        codec.apply_delta(buffer, bytes(frame))
+        return buffer
+
+    assert outcome(lambda: reference.decode_frame(base, bytes(frame))[2]) == outcome(fast)
 
 
 @given(data=st.data())

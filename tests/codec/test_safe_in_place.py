@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -48,6 +49,48 @@ def test_a_full_that_holds_a_delta(bf16_pair):
     refused(bf16_pair.base.copy(), frame, codec.CorruptFrame, "needs a base")
     with pytest.raises(codec.CorruptFrame, match="needs a base"):
         codec.decode_full(frame)
+
+
+def stored(kind):
+    """A base, a new tensor that nothing makes smaller, and its frame."""
+    base, new = np.random.default_rng(0).integers(0, 1 << 16, (2, 500), dtype=np.uint16)
+    frame = codec.encode_delta(base, new) if kind == "delta" else codec.encode_full(new)
+    head, payloads = header.read(frame)
+    assert head.stored
+    return base, new, head, payloads
+
+
+def test_a_stored_delta_fits_its_base_alone():
+    base, new, head, payloads = stored("delta")
+    frame = header.write(head, payloads)
+    other = base.copy()
+    other[499] ^= 1
+    refused(other, frame, codec.BaseMismatch, "does not hold the bytes")
+    refused(new.copy(), frame, codec.BaseMismatch, "does not hold the bytes")
+    refused(base[1:].copy(), frame, codec.InvalidInput, "500 elements, the buffer 499")
+    with pytest.raises(codec.InvalidInput, match="apply_delta"):
+        codec.decode_full(frame)
+    codec.apply_delta(base, frame)
+    assert np.array_equal(base, new)
+
+
+@pytest.mark.parametrize("kind", ["full", "delta"])
+def test_a_stored_frame_with_another_digest(kind):
+    base, _, head, payloads = stored(kind)
+    frame = header.write(replace(head, digest=bytes(16)), payloads)
+    refused(base.copy(), frame, codec.CorruptFrame, "digest")
+    if kind == "full":
+        with pytest.raises(codec.CorruptFrame, match="digest"):
+            codec.decode_full(frame)
+
+
+def test_what_is_decoded_does_not_share_memory_with_the_frame():
+    _, new, head, payloads = stored("full")
+    frame = bytearray(header.write(head, payloads))
+    decoded = codec.decode_full(frame, container="numpy")
+    frame[-len(new.tobytes()) :] = bytes(new.nbytes)
+    assert np.array_equal(decoded, new)
+    assert decoded.flags.writeable
 
 
 def test_a_full_replaces_whatever_is_there(bf16_pair):

@@ -1,6 +1,6 @@
 """Promise: what a tensor costs at most, a few bytes when nothing changed, fulls two thirds of raw.
 
-At most: its raw bytes and 64 more, and 5 for each chunk of 2**24 elements after the first.
+At most: its raw bytes and 64 more.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import torch
 
 import codec
 from codec import dtypes, header
-from codec.streams import varint
 
 
 @pytest.mark.parametrize("dtype", [d.name for d in dtypes.DTYPES])
@@ -26,35 +25,89 @@ def test_noise_never_costs_more_than_64_bytes(dtype):
 
 
 @pytest.mark.parametrize("dtype", ["F4", "BF16", "F64"])
-def test_every_further_chunk_of_noise_costs_at_most_5_bytes(dtype, monkeypatch):
+def test_further_chunks_of_noise_cost_nothing(dtype, monkeypatch):
     info = dtypes.find(dtype)
-    longest = header.CHUNK_N * max(d.item_bytes for d in dtypes.DTYPES) + 1
-    assert len(varint(longest)) == 4  # beside which there is the method
     monkeypatch.setattr(header, "CHUNK_N", 2000)
     rng = np.random.default_rng(0)
     base, new = (rng.integers(0, 256, 20_001 * info.item_bytes, dtype=np.uint8).view(info.bits) for _ in range(2))
-    for n, further in ((2000, 0), (2001, 1), (20_000, 9), (20_001, 10)):
-        most = new[:n].nbytes + 64 + 5 * further
-        assert len(codec.encode_delta(base[:n], new[:n], dtype=dtype)) <= most
-        assert len(codec.encode_full(new[:n], dtype=dtype)) <= most
-    mixed = new.copy()
-    mixed[4000:] = base[4000:]
-    assert len(codec.encode_delta(base, mixed, dtype=dtype)) <= mixed[:4000].nbytes + 64 + 5 * 10
+    for n in (2000, 2001, 20_000, 20_001):
+        delta = codec.encode_delta(base[:n], new[:n], dtype=dtype)
+        full = codec.encode_full(new[:n], dtype=dtype)
+        digits = len(f"{n:o}")
+        assert len(delta) == new[:n].nbytes + 48 + -(-digits // 2)
+        assert len(full) == new[:n].nbytes + 32 + -(-digits // 2)
+        buffer = base[:n].copy()
+        codec.apply_delta(buffer, delta)
+        assert np.array_equal(buffer, new[:n])
+        assert np.array_equal(codec.decode_full(full, container="numpy").view(info.bits), new[:n])
 
 
-def test_the_bound_is_that_of_large_tensors_too():
+def test_chunks_are_coded_as_soon_as_that_is_smaller(monkeypatch):
+    monkeypatch.setattr(header, "CHUNK_N", 2000)
+    base, new = np.random.default_rng(0).integers(0, 256, (2, 20_000), dtype=np.uint8)
+    for same, stored in ((0, True), (1, True), (2000, False), (2001, False)):
+        mixed = new.copy()
+        mixed[:same] = base[:same]
+        frame = codec.encode_delta(base, mixed)
+        head, _ = header.read(frame)
+        assert head.stored == stored
+        assert len(frame) <= mixed.nbytes + 64
+        buffer = base.copy()
+        codec.apply_delta(buffer, frame)
+        assert np.array_equal(buffer, mixed)
+
+
+@pytest.mark.parametrize("size", range(97, 104))
+def test_the_smaller_frame_is_written(size):
+    head = header.FrameHeader(dtypes.find("U8"), (100,), bytes(16), bytes(16))
+    frame = header.write_smallest(head, [bytes(size)], bytes(100))
+    assert len(frame) == 48 + min(1 + 1 + size, 2 + 100)
+    assert header.read(frame)[0].stored == (size > 100)
+
+
+LARGE = 5 << 24
+"""Bytes; five chunks of one-byte elements."""
+
+
+@pytest.fixture(scope="module")
+def noise():
+    """Two arrays of ``LARGE`` bytes that nothing makes smaller."""
     rng = np.random.default_rng(0)
-    new = np.frombuffer(rng.bytes((3 << 24) + 1), np.uint8)
-    base = np.zeros_like(new)
-    assert new.nbytes + 64 < len(codec.encode_delta(base, new)) <= new.nbytes + 64 + 5 * 3
-    assert len(codec.encode_full(new)) <= new.nbytes + 64 + 5 * 3
+    return tuple(np.frombuffer(rng.bytes(LARGE + 8), np.uint8) for _ in range(2))
 
 
-@pytest.mark.parametrize("dims", [0, 1, 6, 21, 22, 32])
-def test_a_full_has_room_for_21_dimensions(dims):
+@pytest.mark.parametrize("dtype", ["F4", "BF16", "I32"])
+def test_large_tensors_cost_no_more_than_64_bytes_either(noise, dtype):
+    base, new = (array.view(dtypes.find(dtype).bits) for array in noise)
+    delta = codec.encode_delta(base, new, dtype=dtype)
+    assert len(delta) <= new.nbytes + 64
+    buffer = base.copy()
+    codec.apply_delta(buffer, delta)
+    assert np.array_equal(buffer, new)
+    full = codec.encode_full(new.reshape(1, -1, 1), dtype=dtype)
+    assert len(full) <= new.nbytes + 64
+    assert np.array_equal(codec.to_bits(codec.decode_full(full)), new)
+
+
+@pytest.mark.parametrize("dims", [0, 1, 6, 21, 22, 26, 27, 32])
+def test_a_full_has_room_for_all_dimensions(dims):
     shape = (1,) * max(0, dims - 6) + (128, 1, 1, 2, 1, 1)[:dims]
     new = np.frombuffer(np.random.default_rng(0).bytes(int(np.prod(shape))), np.uint8).reshape(shape)
-    assert len(codec.encode_full(new)) <= new.nbytes + 64 + max(0, dims - 21)
+    full = codec.encode_full(new)
+    assert len(full) <= new.nbytes + 64
+    assert codec.decode_full(full).shape == shape
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(8,) * 14 + (1,) * 18, (128,) * 6 + (1,) * 26, (2,) * 31 + (2048,), (0,) * 18 + (8,) * 14, (2**42,), (1,) * 32],
+    ids=str,
+)
+def test_no_shape_takes_the_header_beyond_64_bytes(shape):
+    """Of tensors that are beyond any memory too: what stands before the elements."""
+    head = header.FrameHeader(dtypes.find("U8"), shape, bytes(16), None, stored=True)
+    assert len(header.write(head, [])) <= 32 + 23
+    assert len(header.write(header.FrameHeader(head.dtype, (2**42,), bytes(16), bytes(16), stored=True), [])) == 56
 
 
 def test_nothing_changed_is_one_byte(bf16_pair):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xxhash
 
 import codec
-from codec import methods
+from codec import header, methods
 
 SPARSE_OR_NOT = [m.name for m in methods.METHODS]
 
@@ -28,6 +29,19 @@ def test_every_prefix_of_a_full_frame(bf16_pair):
     for size in range(len(frame)):
         with pytest.raises(codec.CorruptFrame):
             codec.decode_full(frame[:size])
+
+
+def test_every_prefix_of_a_stored_frame():
+    base, new = np.random.default_rng(0).integers(0, 256, (2, 300), dtype=np.uint8)
+    for frame in (codec.encode_delta(base, new), codec.encode_full(new.reshape(30, 10))):
+        assert header.read(frame)[0].stored
+        for size in range(len(frame)):
+            check = xxhash.xxh3_64_digest(frame[:8] + frame[16:size])[::-1]
+            for prefix in (frame[:size], (frame[:8] + check + frame[16:])[:size]):
+                buffer = base.copy()
+                with pytest.raises(codec.CorruptFrame):
+                    codec.apply_delta(buffer, prefix)
+                assert np.array_equal(buffer, base)
 
 
 @pytest.mark.parametrize("method", SPARSE_OR_NOT)

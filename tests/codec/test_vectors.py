@@ -18,6 +18,16 @@ from codec import dtypes, header, methods, reference, reference_ulp, ulp
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = json.loads((FOLDER / "MANIFEST.json").read_text())
 
+SHAPES = {
+    "v1-frame-full-f32": (40, 1, 30),
+    "v1-frame-full-scalar": (),
+    "v1-frame-full-empty": (0, 7),
+    "v1-frame-stored-full-i32": (3, 1, 20),
+    "v1-frame-stored-full-scalar": (),
+    "v1-frame-stored-full-dims": (1,) * 24 + (3, 1, 1, 9, 1, 1, 2, 1),
+}
+"""Of the fulls."""
+
 
 def load(name, suffix):
     info = dtypes.find(MANIFEST[name]["dtype"])
@@ -46,9 +56,9 @@ def test_ulp_has_vectors_of_two_lanes_and_of_several_chunks():
     assert [large[n][1] for n, number in chunks.items() if number > 2] == [12]
 
 
-def test_both_kinds_of_frame_have_vectors():
+def test_every_kind_of_frame_has_vectors():
     heads = [header.read((FOLDER / f"{n}.frame").read_bytes())[0] for n in MANIFEST if "frame" in n]
-    assert {h.base_digest is None for h in heads} == {True, False}
+    assert {h.kind for h in heads} == {header.FULL, header.DELTA, header.STORED_FULL, header.STORED_DELTA}
 
 
 @pytest.mark.parametrize("name", [n for n in MANIFEST if "frame" not in n])
@@ -75,8 +85,16 @@ def test_frame(name):
     base, new = load(name, "base"), load(name, "new")
     frame = (FOLDER / f"{name}.frame").read_bytes()
     if base is None:
-        assert np.array_equal(codec.to_bits(codec.decode_full(frame)), new)
+        decoded = codec.decode_full(frame)
+        assert np.array_equal(codec.to_bits(decoded), new)
+        assert tuple(decoded.shape) == SHAPES[name]
     else:
         buffer = base.copy()
         codec.apply_delta(buffer, frame)
         assert np.array_equal(buffer, new)
+    if frame[5] in (header.STORED_FULL, header.STORED_DELTA):
+        dtype, shape, decoded = reference.decode_frame(base, frame)
+        assert dtype == MANIFEST[name]["dtype"]
+        assert shape == SHAPES.get(name, new.shape)
+        assert np.array_equal(decoded, new)
+        assert reference.encode_stored_frame(base, new, dtype, shape) == frame
