@@ -58,6 +58,23 @@ def test_frame_offsets():
     assert rows[1][3] == str(header.FORMAT_VERSION)
 
 
+def test_kinds_of_frames():
+    (kinds,) = [value for _, _, field, value in table(["offset", "size", "field", "value"]) if field == "kind"]
+    stated = {name: int(number) for number, name in re.findall(r"(\d) ([a-z ]+)", kinds)}
+    assert stated == {
+        "full": header.FULL,
+        "delta": header.DELTA,
+        "stored full": header.STORED_FULL,
+        "stored delta": header.STORED_DELTA,
+    }
+
+
+def test_the_shape_of_a_stored_frame():
+    (written,) = re.findall(r"So \(300, 5\), in octal 454 and 5, is `(.*?)`", PAGE)
+    head = header.FrameHeader(dtypes.find("U8"), (300, 5), bytes(16), None, stored=True)
+    assert header.write(head, [])[32:] == bytes.fromhex(written)
+
+
 def test_limits():
     assert "at most 2^42" in PAGE
     assert header.MAX_FRAME_ELEMENTS == 2**42
