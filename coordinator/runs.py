@@ -274,9 +274,13 @@ class Run:
             self.stirred.notify()
 
     async def settle(self, *, probe: bool = True) -> View:
-        """Decide what can be decided and finish the head's move; with ``probe`` look for receipts not reported."""
+        """Decide what can be decided and finish the head's move; with ``probe`` look for receipts not reported.
+
+        Without, begin with what was seen last: if that is out of date, the store refuses what is decided on it.
+        """
         async with self._lock:
-            found = await self._read_existing()
+            known = None if probe or self.view is None else (self.view, self._etag)
+            found = known or await self._read_existing()
             for _ in range(_ROUNDS):
                 view = found[0]
                 evidence = await self._evidence(view, probe)

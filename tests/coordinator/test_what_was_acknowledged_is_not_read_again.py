@@ -46,7 +46,7 @@ async def test_a_version_is_opened_and_sealed_in_few_requests(place: Any) -> Non
     await job.receipt(opened, 0)
     store.requests.clear()
     sealed = await job.receipt(opened, 1)
-    assert store.requests == ["get receipt", "get head", "get manifest", "create manifest", "replace head"]
+    assert store.requests == ["get receipt", "create manifest", "replace head"]
     assert sealed.state == "sealed"
     assert sealed.parent == first.position
     assert (await job.client.head("demo")).position == sealed.position
@@ -86,3 +86,32 @@ async def test_what_a_write_led_to_is_what_a_reading_finds(
     job.published += 1
     await job.publish(step=3)
     await check(ReplaceHead)
+
+
+async def test_what_was_seen_last_may_be_out_of_date(job: Any, place: Any) -> None:
+    """The last receipt comes to a coordinator that has not heard of the takeover: nothing is sealed on the new term."""
+    first = await job.publish(step=1)
+    opened = await job.open(step=2)
+    await job.receipt(opened, 0)
+    elsewhere = await place.node()
+    later = await place.job(elsewhere, "launch-b").start()
+    late = await job.receipt(opened, 1)
+    assert (late.state, late.reason.split(":")[0]) == ("aborted", "fenced")
+    head, _ = await read_head(place.store, "demo")
+    assert (head.term, head.position) == (2, first.position)
+    third = await later.publish(step=2)
+    assert (third.version, third.parent, third.state) == (3, first.position, "sealed")
+
+
+async def test_a_decision_made_elsewhere_stands(job: Any, place: Any) -> None:
+    """A version was given up behind the back of the coordinator that gets the last receipt."""
+    opened = await job.open(step=1)
+    await job.receipt(opened, 0)
+    place.clock.advance(121)
+    elsewhere = await place.node()
+    await elsewhere.tick()
+    place.clock.advance(121)
+    await elsewhere.tick()
+    late = await job.receipt(opened, 1)
+    assert (late.state, late.missing) == ("aborted", (1,))
+    assert (await read_head(place.store, "demo"))[0].position.version == 0
