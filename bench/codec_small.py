@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import codec
 from weightcast.measure import iid
@@ -41,7 +42,7 @@ class Arrangement:
     name: str
     parts: int
     encode: Callable[[], tuple[int, object]]
-    decode: Callable[[object], object]
+    decode: Callable[[Any], object]
 
 
 def rows(rounds: int) -> Iterator[Row]:
