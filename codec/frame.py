@@ -47,7 +47,10 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
 
 
 def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
-    """The frame that holds ``new`` itself, compressed. Arguments, largest size, errors as for :func:`encode_delta`."""
+    """The frame that holds ``new`` itself, compressed. Arguments, largest size, errors as for :func:`encode_delta`.
+
+    A full of more than 26 dimensions may take 6 bytes more.
+    """
     info = _meaning(new, dtype)
     now = dtypes.to_bits(new)
     shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)

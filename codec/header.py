@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import xxhash
@@ -100,7 +100,8 @@ def write_smallest(header: FrameHeader, payloads: Sequence[Buffer], elements: Bu
 def _rest(header: FrameHeader, payloads: Sequence[Buffer]) -> list[memoryview]:
     """What follows the check; nothing large is copied."""
     views = [as_bytes(payload) for payload in payloads]
-    sizes = _octal(header.shape) if header.stored else b"".join(map(varint, [*header.shape, *map(len, views)]))
+    lengths = () if header.stored else map(len, views)
+    sizes = b"".join(map(varint, [*header.shape, *lengths]))
     return [memoryview(header.digest + (header.base_digest or b"") + sizes), *views]
 
 
@@ -129,7 +130,7 @@ def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
     if dims > MAX_DIMS:
         raise CorruptFrame(f"{dims} dimensions; a frame holds at most {MAX_DIMS}")
     stored = kind in (STORED_FULL, STORED_DELTA)
-    shape = _from_octal(reader, dims) if stored else tuple(reader.varint(MAX_FRAME_ELEMENTS) for _ in range(dims))
+    shape = tuple(reader.varint(MAX_FRAME_ELEMENTS) for _ in range(dims))
     header = FrameHeader(find_code(dtype_code), shape, digest, base_digest, stored)
     try:
         header.validate()
@@ -156,38 +157,6 @@ def _payloads(reader: Reader, header: FrameHeader) -> list[memoryview]:
         if header.base_digest is None and plain > len(payload) * MAX_RATIO:
             raise CorruptFrame(f"{len(payload)} bytes cannot hold the {plain} bytes they stand for")
     return payloads
-
-
-def _octal(shape: tuple[int, ...]) -> bytes:
-    """Dimensions in octal digits, two a byte: 32 of them take 23 bytes at most, where varints would take 38."""
-    digits = []
-    for n in shape:
-        while n > 7:
-            digits.append(n & 7 | 8)
-            n >>= 3
-        digits.append(n)
-    digits += [0] * (len(digits) % 2)
-    return bytes(low | high << 4 for low, high in zip(digits[::2], digits[1::2], strict=True))
-
-
-def _from_octal(reader: Reader, dims: int) -> tuple[int, ...]:
-    """``dims`` numbers of at most 45 bits; only the bytes that :func:`_octal` makes are accepted."""
-    found = reader.peek()
-    digits = (half for byte in iter(reader.u8, None) for half in (byte & 15, byte >> 4))
-    shape = tuple(_number(digits) for _ in range(dims))
-    if found[: len(found) - reader.left] != _octal(shape):
-        raise CorruptFrame("the shape is not written in the shortest form")
-    return shape
-
-
-def _number(digits: Iterator[int]) -> int:
-    value = 0
-    for shift in range(0, 45, 3):
-        digit = next(digits)
-        value |= (digit & 7) << shift
-        if digit < 8:
-            return value
-    raise CorruptFrame("a dimension is longer than 45 bits")
 
 
 def _check_of(*parts: bytes | memoryview) -> int:

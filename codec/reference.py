@@ -307,7 +307,7 @@ def decode_frame(base: Array | None, frame: bytes) -> tuple[str, tuple[int, ...]
     base_digest = cursor.take(16) if kind % 2 == 1 else None
     if dims > 32 or (kind % 2 == 1 and dims != 1):
         raise CorruptFrame(f"{dims} dimensions")
-    shape = tuple(cursor.varint() for _ in range(dims)) if kind < 2 else _digits_in(cursor, dims)
+    shape = tuple(cursor.varint() for _ in range(dims))
     count = bounded = 1
     for n in shape:
         count, bounded = count * n, bounded * max(n, 1)
@@ -344,35 +344,6 @@ def encode_stored_frame(base: Array | None, new: Array, dtype: str, shape: tuple
     code, size, _, _ = TYPES[dtype]
     head = b"\x89WCF" + bytes([1, 2 if base is None else 3, code, len(shape)])
     rest = b"" if base is None else _digest([int(x) for x in base], size)
-    rest = _digest([int(x) for x in new], size) + rest + _digits_out(shape) + _to_bytes([int(x) for x in new], size)
+    dims = b"".join(_varint(n) for n in shape)
+    rest = _digest([int(x) for x in new], size) + rest + dims + _to_bytes([int(x) for x in new], size)
     return head + xxhash.xxh3_64_intdigest(head + rest).to_bytes(8, "little") + rest
-
-
-def _digits_in(cursor: _Cursor, dims: int) -> tuple[int, ...]:
-    shape: list[int] = []
-    digits: list[int] = []
-    while len(shape) < dims:
-        byte = cursor.take(1)[0]
-        for half in (byte % 16, byte // 16):
-            if len(shape) == dims:
-                if half != 0:
-                    raise CorruptFrame("half a byte that should be 0")
-                break
-            digits.append(half % 8)
-            if half >= 8:
-                continue
-            if len(digits) > 15 or (half == 0 and len(digits) > 1):
-                raise CorruptFrame("a dimension that is too long, or longer than it needs to be")
-            shape.append(sum(digit * 8**place for place, digit in enumerate(digits)))
-            digits = []
-    return tuple(shape)
-
-
-def _digits_out(shape: tuple[int, ...]) -> bytes:
-    halves: list[int] = []
-    for n in shape:
-        digits = [int(digit) for digit in reversed(f"{n:o}")]
-        halves += [digit + 8 for digit in digits[:-1]] + digits[-1:]
-    if len(halves) % 2 == 1:
-        halves.append(0)
-    return bytes(halves[i] + 16 * halves[i + 1] for i in range(0, len(halves), 2))

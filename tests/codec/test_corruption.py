@@ -121,18 +121,7 @@ def test_a_stored_frame_of_another_length_than_its_shape():
                 codec.apply_delta(base.copy(), with_check(frame + more))
 
 
-@pytest.mark.parametrize(
-    ("dims", "shape"),
-    [
-        (1, "8801"),  # 0 after 0
-        (1, "0888"),  # the next byte of a number that ended
-        (1, "10"),  # what is left over is not 0
-        (2, "8b08"),  # a last digit of 0
-        (1, "ff" * 7 + "ff"),
-        (1, "ff" * 20),
-        (3, "11"),
-    ],
-)
+@pytest.mark.parametrize(("dims", "shape"), [(1, "8000"), (1, "ff" * 9), (1, "ff" * 20), (3, "0101")])
 def test_a_shape_has_one_form(dims, shape):
     head = bytes([*header.MAGIC, header.FORMAT_VERSION, header.STORED_FULL, 0, dims])
     frame = with_check(head + bytes(8) + codec.digest(b"\1") + bytes.fromhex(shape))

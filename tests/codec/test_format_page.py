@@ -69,12 +69,6 @@ def test_kinds_of_frames():
     }
 
 
-def test_the_shape_of_a_stored_frame():
-    (written,) = re.findall(r"So \(300, 5\), in octal 454 and 5, is `(.*?)`", PAGE)
-    head = header.FrameHeader(dtypes.find("U8"), (300, 5), bytes(16), None, stored=True)
-    assert header.write(head, [])[32:] == bytes.fromhex(written)
-
-
 def test_limits():
     assert "at most 2^42" in PAGE
     assert header.MAX_FRAME_ELEMENTS == 2**42
