@@ -7,137 +7,35 @@ then each of these is recovered from. A failure names scenario, effect and seed,
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
-import logging
-import os
-import random
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rollout_agent import disk as disk_module
 from rollout_agent import presence
-from rollout_agent import replica as replica_module
 from rollout_agent.errors import DamagedFiles, DiskError
-from rollout_agent.gate import holds
-from rollout_agent.places import INDEX, Places, log_version
-from rollout_agent.replica import Replica
-from rollout_agent.saving import Saving
+from rollout_agent.places import log_version
 from rollout_agent.state import State
 from rollout_agent.statedir import StateDir
 from tests.rollout_agent import simdisk
-from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
-from tests.rollout_agent.training import Spec, Training, read_model
-from weight_store.errors import StoreUnavailable
-from weight_store.memory import MemoryStore
-
-MODEL, STATE = Path("/model"), Path("/state")
-SEED = int(os.environ.get("WEIGHTCAST_SEED", "1"))
-TINY: tuple[Spec, ...] = (
-    ("model.layers.0.a", "BF16", (24, 12), "rows"),
-    ("model.layers.0.b", "BF16", (12, 24), "cols"),
-    ("model.layers.1.c", "F32", (16,), "all"),
+from tests.rollout_agent.crashing import (
+    MODEL,
+    SEED,
+    Counting,
+    Down,
+    World,
+    check,
+    first_fetch,
+    last_of,
+    visible,
+    without_threads,
 )
-
-
-class Down(MemoryStore):
-    """The store while nobody can reach it."""
-
-    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
-        raise StoreUnavailable("down", key=key)
-
-
-class Counting:
-    """The same store, counting bytes read from shards."""
-
-    def __init__(self, store: MemoryStore) -> None:
-        self.store, self.read = store, 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.store, name)
-
-    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        self.read += len(buffer)
-        await self.store.read_into(key, offset, buffer)
-
-
-@dataclass
-class World:
-    """Versions published beforehand; the head says which of them the replica can see."""
-
-    training: Training
-    store: MemoryStore
-    tmpfs: bool
-    now: int = 0
-
-    async def head(self, version: int) -> None:
-        self.now = version
-        await self.training.move_head(self.training.positions[version])
-
-    async def open(self, disk: SimDisk, store: object = None, **options: object) -> Replica:
-        return await Replica.open(
-            run="tiny",
-            model_dir=MODEL,
-            state_dir=STATE if self.tmpfs else None,
-            store=store or self.store,  # type: ignore[arg-type]
-            disk=disk,
-            threads=1,
-            file_bytes=700,
-            **options,  # type: ignore[arg-type]
-        )
-
-
-def visible(disk: SimDisk) -> tuple[int, dict[str, bytes]] | None:
-    """What an engine that enters through the gate would load: version and tensors."""
-    whole = holds(disk, Places.of(MODEL))
-    if whole is None:
-        return None
-    found = {path.name: bytes(i.data) for path, i in disk.volume.names.items() if path.parent == MODEL}
-    assert INDEX in found
-    assert found["config.json"] == b'{"model_type": "tiny"}'
-    return whole.position.version, read_model({n: d for n, d in found.items() if n.endswith(".safetensors")})
-
-
-class Inline(Executor):
-    """Runs each job where it is submitted: the same effects in the same order every time, and no waiting."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
+from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
 
 
 @pytest.fixture(autouse=True)
 def no_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    luck = random.Random(SEED)
-
-    async def here(call: Callable[..., Any], *args: Any) -> Any:
-        # The turn of what goes on beside; a checkpoint is slow, so that versions overtake each of its steps.
-        for _ in range(luck.randrange(16) if getattr(call, "__func__", None) is Saving.step else 1):
-            await asyncio.sleep(0)
-        return call(*args)
-
-    monkeypatch.setattr(replica_module, "ThreadPoolExecutor", Inline)
-    monkeypatch.setattr(asyncio, "to_thread", here)
-    monkeypatch.setattr(disk_module, "COPY_BYTES", 300)
-    caplog.set_level(logging.CRITICAL)
-
-
-async def first_fetch(world: World, disk: SimDisk) -> None:
-    async with await world.open(disk) as replica:
-        await replica.catch_up()
-        await replica.checkpoint()
+    without_threads(monkeypatch, caplog)
 
 
 async def follow(world: World, disk: SimDisk) -> None:
@@ -226,6 +124,7 @@ HEADS = {
     "overtaken": (1, 3),
     "recovery": (1, 2),
 }
+"""The head before the crashes and the one to be reached after them."""
 SHARES = {
     "dense": (0.9,),
     "dense again": (0.9, 0.9),
@@ -234,24 +133,6 @@ SHARES = {
     "overtaken": (0.02, 0.9),
 }
 """Parts of the weights that change in the versions after the first, where not three small ones."""
-"""The head before the crashes and the one to be reached after them."""
-
-
-@functools.cache
-def published(name: str) -> tuple[MemoryStore, Training]:
-    """A full and what follows it, once for all worlds of a scenario."""
-
-    async def make() -> tuple[MemoryStore, Training]:
-        store = MemoryStore()
-        training = Training(store, specs=TINY, aliases={}, seed=SEED)
-        await training.publish()
-        for share in SHARES.get(name, (0.03, 0.03, 0.03)):
-            training.step(share)
-            await training.publish()
-        return store, training
-
-    with ThreadPoolExecutor(1) as thread:  # an event loop may be running here
-        return thread.submit(lambda: asyncio.run(make())).result()
 
 
 STARTS: dict[tuple[str, bool], Volume] = {}
@@ -259,10 +140,7 @@ STARTS: dict[tuple[str, bool], Volume] = {}
 
 async def prepared(name: str, tmpfs: bool, seed: int) -> tuple[World, SimDisk]:
     """A world and a disk just before the part of the scenario in which crashes happen."""
-    origin, training = published(name)
-    store = MemoryStore()
-    store._objects = dict(origin._objects)
-    world = World(replace(training, store=store), store, tmpfs)
+    world = World.of(SHARES.get(name, (0.03, 0.03, 0.03)), tmpfs=tmpfs)
     await world.head(HEADS[name][0])
     if (name, tmpfs) not in STARTS:
         STARTS[name, tmpfs] = (await _start(name, world)).volume
@@ -340,10 +218,6 @@ async def _every_effect(name: str, tmpfs: bool, kind: str) -> int:
     return points
 
 
-def last_of(world: World) -> tuple[int, dict[str, bytes]]:
-    return world.now, world.training.tensors(world.now)
-
-
 async def _recovered(
     name: str, world: World, disk: SimDisk, known: tuple[int, object] | None, where: str, seen: set[object]
 ) -> None:
@@ -382,15 +256,6 @@ async def _goes_on(name: str, world: World, disk: SimDisk, where: str) -> None:
     if name in ("follow", "overlap", "recovery"):
         full = world.training.manifests[1].payload_bytes
         assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
-
-
-def check(
-    world: World, seen: tuple[int, dict[str, bytes]] | None, known: tuple[int, object] | None, where: str
-) -> None:
-    if seen is not None:
-        version, tensors = seen
-        assert tensors == world.training.tensors(version), f"a mixture at version {version}: {where}"
-        assert known is None or version >= known[0], f"went back to {version}: {where}"
 
 
 def _no_log_sync(patch: pytest.MonkeyPatch) -> None:
@@ -436,7 +301,7 @@ def test_has_teeth(
     switch_off: Callable[[pytest.MonkeyPatch], None], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a mechanism switched off the crashes above find a violation."""
-    published(name)
+    World.of(SHARES.get(name, (0.03, 0.03, 0.03)), tmpfs=False)
     switch_off(monkeypatch)
     with pytest.raises((AssertionError, DamagedFiles)):
         asyncio.run(_every_effect(name, False, kind))
