@@ -95,7 +95,7 @@ def visible(disk: SimDisk) -> tuple[int, dict[str, bytes]] | None:
     whole = holds(disk, Places.of(MODEL))
     if whole is None:
         return None
-    found = {path.name: bytes(i.data) for path, i in disk.volume.names.items() if path.parent == MODEL}
+    found = {name: bytes(inode.data) for name, inode in disk.volume.files_in(MODEL).items()}
     assert INDEX in found
     assert found["config.json"] == b'{"model_type": "tiny"}'
     return whole.position.version, read_model({n: d for n, d in found.items() if n.endswith(".safetensors")})

@@ -3,6 +3,8 @@
 Files are inodes; a directory maps names to inodes. Both exist twice: as the running system sees them, and as a power
 loss would leave them. At a power loss each directory keeps a prefix of its unsynced changes, and each 64-byte piece of
 a file that was not synced is old or new as chance has it.
+
+Inside, paths are strings: those of pathlib take many times as long to hash and to compare.
 """
 
 from __future__ import annotations
@@ -38,17 +40,28 @@ class Inode:
 class Volume:
     """The state that survives a process: names and inodes, and the changes that are not durable yet."""
 
-    names: dict[Path, Inode] = field(default_factory=dict)
-    durable_names: dict[Path, Inode] = field(default_factory=dict)
-    dirs: set[Path] = field(default_factory=lambda: {Path("/")})
-    pending: list[tuple[frozenset[Path], dict[Path, Inode | None]]] = field(default_factory=list)
+    names: dict[str, Inode] = field(default_factory=dict)
+    durable_names: dict[str, Inode] = field(default_factory=dict)
+    dirs: set[str] = field(default_factory=lambda: {"/"})
+    pending: list[tuple[frozenset[str], dict[str, Inode | None]]] = field(default_factory=list)
     boot: int = 1
+
+    def files_in(self, path: Path) -> dict[str, Inode]:
+        """The files of one directory by their names there, in order of these."""
+        inside = _inside(path)
+        found = {name[len(inside) :]: inode for name, inode in self.names.items() if name.startswith(inside)}
+        return {name: found[name] for name in sorted(found) if "/" not in name}
+
+    def put(self, path: str, inode: Inode | None) -> None:
+        """Have a name lead to ``inode``, or nowhere: not durable before its directory is synced."""
+        _apply(self.names, {path: inode})
+        self.pending.append((frozenset((_parent(path),)), {path: inode}))
 
     def clone(self) -> Volume:
         """The same content, independent of this."""
         copies = {id(inode): Inode(bytearray(inode.data), inode.durable, inode.written) for inode in self._inodes()}
 
-        def same(names: Mapping[Path, Inode | None]) -> dict[Path, Any]:
+        def same(names: Mapping[str, Inode | None]) -> dict[str, Any]:
             return {path: inode and copies[id(inode)] for path, inode in names.items()}
 
         pending = [(directories, same(names)) for directories, names in self.pending]
@@ -58,15 +71,15 @@ class Volume:
         """Equal for volumes that no process can tell apart, nor two power losses with the same luck."""
         numbers: dict[int, int] = {}
 
-        def same(names: Mapping[Path, Inode | None]) -> tuple[object, ...]:
-            return tuple(sorted((str(p), i and numbers.setdefault(id(i), len(numbers))) for p, i in names.items()))
+        def same(names: Mapping[str, Inode | None]) -> tuple[object, ...]:
+            return tuple(sorted((p, i and numbers.setdefault(id(i), len(numbers))) for p, i in names.items()))
 
         tables = (same(self.names), same(self.durable_names), tuple((d, same(n)) for d, n in self.pending))
         contents = {numbers[id(i)]: (bytes(i.data), i.durable, i.written) for i in self._inodes()}
-        return (*tables, tuple(sorted(contents.items())), self.boot, tuple(sorted(map(str, self.dirs))))
+        return (*tables, tuple(sorted(contents.items())), self.boot, tuple(sorted(self.dirs)))
 
     def _inodes(self) -> list[Inode]:
-        tables: list[Mapping[Path, Inode | None]] = [self.names, self.durable_names, *(n for _, n in self.pending)]
+        tables: list[Mapping[str, Inode | None]] = [self.names, self.durable_names, *(n for _, n in self.pending)]
         return [inode for names in tables for inode in names.values() if inode is not None]
 
 
@@ -118,7 +131,7 @@ class SimDisk:
         self.dead = True
         volume = self.volume
         names = dict(volume.durable_names)
-        stopped: set[Path] = set()
+        stopped: set[str] = set()
         for directories, changed in volume.pending:
             if directories & stopped or self.random.random() < 0.3:
                 stopped |= directories
@@ -127,7 +140,7 @@ class SimDisk:
         after = Volume(dirs=set(volume.dirs), boot=volume.boot + 1)
         copies: dict[int, Inode] = {}
         for path, inode in names.items():
-            if not self.is_volatile(path):
+            if not self.is_volatile(Path(path)):
                 copies.setdefault(id(inode), self._torn(inode))
                 after.names[path] = copies[id(inode)]
         after.durable_names = dict(after.names)
@@ -155,56 +168,56 @@ class SimDisk:
 
     def make_dir(self, path: Path) -> None:
         self.alive()
-        if path not in self.volume.dirs:
-            self.volume.dirs.update((path, *path.parents))
+        if str(path) not in self.volume.dirs:
+            self.volume.dirs.update(map(str, (path, *path.parents)))
 
     def names(self, path: Path) -> list[str]:
         self.alive()
-        # As strings, which pathlib remembers: simulations ask this often, and making a parent's path is slow.
-        inside = f"{path}/".replace("//", "/")
-        rests = (str(found)[len(inside) :] for found in _under(self.volume, inside))
+        inside = _inside(path)
+        entries = (self.volume.names, self.volume.dirs)
+        rests = [found[len(inside) :] for names in entries for found in names if found.startswith(inside)]
         return sorted(rest for rest in rests if rest and "/" not in rest)
 
     def size(self, path: Path) -> int | None:
         self.alive()
-        inode = self.volume.names.get(path)
+        inode = self.volume.names.get(str(path))
         return None if inode is None else len(inode.data)
 
     def stat(self, path: Path) -> Stamp | None:
         self.alive()
-        inode = self.volume.names.get(path)
+        inode = self.volume.names.get(str(path))
         time_ns = int(inode.written) if inode is not None else 0
         return inode and _stamp(len(inode.data), time_ns)
 
     def mark(self, path: Path) -> Stamp | None:
         self.alive()
-        inode = self.volume.names.get(path)
+        inode = self.volume.names.get(str(path))
         if inode is not None:
             inode.written = False
         return self.stat(path)
 
     def read(self, path: Path, *, max_bytes: int) -> bytes | None:
         self.alive()
-        inode = self.volume.names.get(path)
+        inode = self.volume.names.get(str(path))
         if inode is not None and len(inode.data) > max_bytes:
             raise DiskFailed("too large")
         return None if inode is None else bytes(inode.data)
 
     def append(self, path: Path) -> SimAppender:
         inode = Inode()
-        self._rename_like(f"create {path.name}", {path.parent}, {path: inode})
+        self._change(f"create {path.name}", str(path), inode)
         return SimAppender(self, path, inode)
 
     def allocate(self, path: Path, size: int) -> None:
         inode = Inode(bytearray(size))
-        self._rename_like(f"allocate {path.name}", {path.parent}, {path: inode})
+        self._change(f"allocate {path.name}", str(path), inode)
 
     def copy(self, source: Path, target: Path, start: int, count: int) -> None:
         for path in (source, target):
-            if path not in self.volume.names:
+            if str(path) not in self.volume.names:
                 raise DiskFailed(f"no {path}")
-        old, new = self.volume.names[source].data, self.volume.names[target].data
-        self.volume.names[target].written = True
+        old, new = self.volume.names[str(source)].data, self.volume.names[str(target)].data
+        self.volume.names[str(target)].written = True
         crashed = self.effect(f"copy to {target.name}")
         if crashed:
             end = start + self.random.randrange(count + 1)
@@ -214,36 +227,37 @@ class SimDisk:
 
     def map(self, path: Path, *, writable: bool) -> SimMap:
         self.alive()
-        inode = self.volume.names.get(path)
+        inode = self.volume.names.get(str(path))
         if inode is None:
             raise DiskFailed(f"no {path}")
         return SimMap(self, path, inode)
 
     def rename(self, source: Path, target: Path) -> None:
-        inode = self.volume.names.get(source)
+        inode = self.volume.names.get(str(source))
         if inode is None:
             raise DiskFailed(f"no {source}")
+        old, new = str(source), str(target)
         self._rename_like(
-            f"rename {source.name} -> {target}", {source.parent, target.parent}, {source: None, target: inode}
+            f"rename {source.name} -> {new}", frozenset((_parent(old), _parent(new))), {old: None, new: inode}
         )
 
     def remove(self, path: Path) -> None:
         self.alive()
-        if path in self.volume.names:
-            self._rename_like(f"remove {path.name}", {path.parent}, {path: None})
+        if str(path) in self.volume.names:
+            self._change(f"remove {path.name}", str(path), None)
 
     def remove_dir(self, path: Path) -> None:
         for name in self.names(path):
             self.remove(path / name)
-        self.volume.dirs.discard(path)
+        self.volume.dirs.discard(str(path))
 
     def sync_dir(self, path: Path) -> None:
         if self.effect(f"sync dir {path.name}"):
             self.end()
-        kept = []
+        kept, synced = [], str(path)
         for directories, changed in self.volume.pending:
             # A rename between two directories lasts once either of them is synced.
-            if path in directories:
+            if synced in directories:
                 _apply(self.volume.durable_names, changed)
             else:
                 kept.append((directories, changed))
@@ -253,13 +267,16 @@ class SimDisk:
         self.alive()
         return SimLock()
 
-    def _rename_like(self, what: str, directories: set[Path], changed: dict[Path, Inode | None]) -> None:
+    def _change(self, what: str, path: str, inode: Inode | None) -> None:
+        self._rename_like(what, frozenset((_parent(path),)), {path: inode})
+
+    def _rename_like(self, what: str, directories: frozenset[str], changed: dict[str, Inode | None]) -> None:
         crashed = self.effect(what)
         before = crashed and self.random.random() < 0.5
         if before:
             self.end()
         _apply(self.volume.names, changed)
-        self.volume.pending.append((frozenset(directories), changed))
+        self.volume.pending.append((directories, changed))
         if crashed and not before:
             self.end()
 
@@ -270,11 +287,16 @@ def _stamp(size: int, time_ns: int) -> Stamp:
     return Stamp(size=size, mtime_ns=time_ns, ctime_ns=time_ns, inode=1)
 
 
-def _under(volume: Volume, inside: str) -> list[Path]:
-    return [found for entries in (volume.names, volume.dirs) for found in entries if str(found).startswith(inside)]
+def _inside(path: Path) -> str:
+    """What the names of everything in a directory begin with."""
+    return f"{path}/".replace("//", "/")
 
 
-def _apply(names: dict[Path, Inode], changed: Mapping[Path, Inode | None]) -> None:
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0] or "/"
+
+
+def _apply(names: dict[str, Inode], changed: Mapping[str, Inode | None]) -> None:
     for path, inode in changed.items():
         if inode is None:
             names.pop(path, None)
@@ -329,7 +351,7 @@ class SimMap:
         apply()
 
     def in_place(self) -> bool:
-        return self.disk.volume.names.get(self.path) is self.inode and len(self.inode.data) == len(self.data)
+        return self.disk.volume.names.get(str(self.path)) is self.inode and len(self.inode.data) == len(self.data)
 
     def sync(self) -> None:
         _sync(self.disk, self.path, self.inode)

@@ -153,8 +153,8 @@ async def _start(name: str, world: World) -> SimDisk:
     if name != "first fetch":
         await first_fetch(world, disk)
     if name == "repair":
-        for path, inode in disk.volume.names.items():
-            if path.parent == MODEL and path.suffix == ".safetensors":
+        for name, inode in disk.volume.files_in(MODEL).items():
+            if name.endswith(".safetensors"):
                 inode.data[-5] ^= 1
     if name in CUTS:
         step, commit, further = CUTS[name]

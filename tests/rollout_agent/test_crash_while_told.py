@@ -51,7 +51,7 @@ class Load:
     """An engine that reads ``version``: what it still has to read, half a file at a time, and what it has read."""
 
     version: int
-    todo: list[tuple[Path, int]]
+    todo: list[tuple[str, int]]
     found: dict[str, bytes] = field(default_factory=dict)
 
     def copy(self) -> Load:
@@ -62,7 +62,7 @@ class ToldDisk(SimDisk):
     """Also notes at every fork what the engine was reading, and sees whether its files stay as they are."""
 
     engine: Engine | None = None
-    still: dict[Path, bytes] | None = None
+    still: dict[str, bytes] | None = None
     """What an engine was told to read, from when it is called until it answers."""
 
     def __init__(self, *args: object, **options: object) -> None:
@@ -87,15 +87,15 @@ class ToldDisk(SimDisk):
         load = self.engine.reading if self.engine is not None else None
         self.loads.append(load and load.copy())
 
-    def contents(self) -> dict[Path, bytes]:
+    def contents(self) -> dict[str, bytes]:
         """All files that an engine could read."""
-        return {path: bytes(inode.data) for path, inode in self.volume.names.items() if path.parent == MODEL}
+        return {name: bytes(inode.data) for name, inode in self.volume.files_in(MODEL).items()}
 
     def look(self) -> None:
         """Whether what an engine was told to read is what it was."""
         if self.still is not None:
             found = self.contents()
-            changed = sorted(p.name for p in found.keys() | self.still if found.get(p) != self.still.get(p))
+            changed = sorted(name for name in found.keys() | self.still if found.get(name) != self.still.get(name))
             last = self.trace[-1] if self.trace else "nothing"
             assert not changed, f"{changed} changed while an engine read them, after {last!r}"
 
@@ -164,8 +164,8 @@ class Engine:
 
     def _begin(self, version: int) -> None:
         self.disk.still = self.disk.contents()
-        paths = sorted(path for path in self.disk.still if path.suffix == ".safetensors")
-        self.reading = Load(version, [(path, half) for path in paths for half in (0, 1)])
+        names = [name for name in self.disk.still if name.endswith(".safetensors")]
+        self.reading = Load(version, [(name, half) for name in names for half in (0, 1)])
         self.disk.moment("the engine was called")
 
     def _read_on(self) -> bool:
@@ -175,10 +175,10 @@ class Engine:
             return False
         self.disk.look()
         if load.todo:
-            path, half = load.todo.pop(0)
-            data = bytes(self.disk.volume.names[path].data)
+            name, half = load.todo.pop(0)
+            data = self.disk.contents()[name]
             middle = len(data) // 2
-            load.found[path.name] = data[:middle] if half == 0 else load.found[path.name] + data[middle:]
+            load.found[name] = data[:middle] if half == 0 else load.found[name] + data[middle:]
             self.disk.moment("the engine reads")
             return True
         assert read_model(load.found) == self.world.training.tensors(load.version), (

@@ -16,7 +16,7 @@ from rollout_agent.gate import Visitor, holds
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import State, Whole, load
-from tests.rollout_agent.simdisk import Crash, SimDisk, SimLock, Volume
+from tests.rollout_agent.simdisk import Crash, Inode, SimDisk, SimLock, Volume
 from tests.rollout_agent.training import read_model
 from tests.sim.engines import SimEngine
 from tests.sim.errors import Killed, Violation
@@ -102,7 +102,7 @@ class ObservedDisk(SimDisk):
         """An engine that looks at the files first, once somebody has had his hands in them."""
         self._verify = False
         self.handled_s = -1e9
-        self._load: tuple[int, list[Path], dict[str, bytes]] | None = None
+        self._load: tuple[int, list[str], dict[str, bytes]] | None = None
 
     def effect(self, what: str) -> bool:
         if not self.dead:
@@ -154,32 +154,38 @@ class ObservedDisk(SimDisk):
         """Whether engines look before they load: somebody had his hands in the files, lately or long ago."""
         return self._visitor is not None
 
-    def weight_files(self) -> list[Path]:
-        """What an engine reads."""
-        return sorted(p for p in self.volume.names if p.parent == MODEL and p.suffix == ".safetensors")
+    def weight_files(self) -> list[str]:
+        """What an engine reads, by name in the model directory."""
+        return [name for name in self.volume.files_in(MODEL) if name.endswith(".safetensors")]
+
+    def inode(self, name: str) -> Inode | None:
+        """A file of the model directory."""
+        return self.volume.names.get(f"{MODEL}/{name}")
 
     def _read_on(self, files: int) -> None:
         if self._load is None:
             return
         version, left, found = self._load
-        for path in left[:files]:
-            inode = self.volume.names.get(path)
+        for name in left[:files]:
+            inode = self.inode(name)
             if inode is None:
-                raise Violation(f"{path} went away while an engine was loading version {version}")
-            found[path.name] = bytes(inode.data)
+                raise Violation(f"{name} went away while an engine was loading version {version}")
+            found[name] = bytes(inode.data)
         del left[:files]
         if not left:
             self._load = None
-            beside = {p.name: bytes(i.data) for p, i in self.volume.names.items() if p.parent == MODEL}
+            beside = {
+                name: bytes(inode.data) for name, inode in self.volume.files_in(MODEL).items() if name not in found
+            }
             try:
                 tensors = read_model(found)
             except ValueError as error:
                 raise Violation(f"an engine cannot read the files of version {version}: {error}") from None
-            self.check(version, tensors, {name: beside[name] for name in beside.keys() - found.keys()})
+            self.check(version, tensors, beside)
 
     def mark(self, path: Path) -> Stamp | None:
         """As the real one does: a time that no file had before. Any write replaces it."""
-        inode = self.volume.names.get(path)
+        inode = self.volume.names.get(str(path))
         if inode is None:
             return super().mark(path)
         self.alive()
@@ -324,7 +330,7 @@ class SimAgent:
         data = names[path].data
         data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         self.disk.blind, self.disk._load, self._whole, self._shown = True, None, False, False
-        if path not in self.disk.weight_files():
+        if path.removeprefix(f"{MODEL}/") not in self.disk.weight_files():
             # Without a log or a record it may come back at an older version, and goes on from there.
             self._bare = True
             self._forget()

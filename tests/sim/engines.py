@@ -87,14 +87,14 @@ class SimEngine:
             raise Violation(f"{agent.node} told its engine of version {staged.version} while it holds {mark}")
         found: dict[str, bytes] = {}
         pause_s = chance.choice((0.1, 0.1, 0.4, 2.0))
-        for path in agent.disk.weight_files():
+        for name in agent.disk.weight_files():
             for half in (0, 1):
                 await asyncio.sleep(chance.uniform(0.0, pause_s))
-                inode = agent.disk.volume.names.get(path)
+                inode = agent.disk.inode(name)
                 if self._gone or not self._promised:
                     return found
                 if inode is None:
-                    raise Violation(f"{path} went away while an engine was loading version {staged.version}")
+                    raise Violation(f"{name} went away while an engine was loading version {staged.version}")
                 middle = len(inode.data) // 2
-                found[path.name] = bytes(inode.data[:middle] if half == 0 else found[path.name] + inode.data[middle:])
+                found[name] = bytes(inode.data[:middle] if half == 0 else found[name] + inode.data[middle:])
         return found

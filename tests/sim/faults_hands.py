@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rollout_agent.places import CONFIG, INDEX
@@ -51,11 +50,9 @@ def _someone(chaos: Chaos) -> SimAgent | None:
     return chaos.chance.choice(shown) if shown else None
 
 
-def _files(volume: Volume) -> list[Path]:
+def _files(volume: Volume) -> list[str]:
     wanted = (".safetensors", INDEX, CONFIG)
-    return sorted(
-        p for p, inode in volume.names.items() if p.parent == MODEL and p.name.endswith(wanted) and inode.data
-    )
+    return [f"{MODEL}/{name}" for name, inode in volume.files_in(MODEL).items() if name.endswith(wanted) and inode.data]
 
 
 def files_are_edited(chaos: Chaos) -> None:
@@ -66,7 +63,7 @@ def files_are_edited(chaos: Chaos) -> None:
     volume, path = agent.disk.volume, chance.choice(files)
     agent.handled()
     if chance.random() < 0.2:
-        _rename(volume, path, None)
+        volume.put(path, None)
         chaos.world.note(f"{agent.node}: {path} is removed")
         return
     edit, inode = chance.choice(EDITS), volume.names[path]
@@ -76,7 +73,7 @@ def files_are_edited(chaos: Chaos) -> None:
         inode.data[:] = data
         inode.written = True
     else:
-        _rename(volume, path, Inode(data, written=True))
+        volume.put(path, Inode(data, written=True))
     chaos.world.note(f"{agent.node}: {path} is edited: {edit.__name__[1:]}")
 
 
@@ -87,10 +84,11 @@ def private_directory_is_removed(chaos: Chaos) -> None:
         return
     volume = agent.disk.volume
     agent.handled(records=True)
-    for path in [path for path in volume.names if PLACES.private in path.parents]:
-        _rename(volume, path, None)
+    private = str(PLACES.private)
+    for path in [path for path in volume.names if path.startswith(f"{private}/")]:
+        volume.put(path, None)
     agent.disk.locks.clear()
-    volume.dirs -= {path for path in volume.dirs if path == PLACES.private or PLACES.private in path.parents}
+    volume.dirs -= {path for path in volume.dirs if f"{path}/".startswith(f"{private}/")}
     chaos.world.note(f"{agent.node}: {PLACES.private} is removed")
 
 
@@ -99,19 +97,10 @@ def weights_rot(chaos: Chaos) -> None:
     agent, chance = _someone(chaos), chaos.chance
     if agent is None or not (files := agent.disk.weight_files()):
         return
-    path = chance.choice(files)
+    path = f"{MODEL}/{chance.choice(files)}"
     agent.handled(silently=True)
     chance.choice((_body, _head))(agent.disk.volume.names[path].data, chance)
     chaos.world.note(f"{agent.node}: a bit of {path} flips unseen")
-
-
-def _rename(volume: Volume, path: Path, inode: Inode | None) -> None:
-    """Put ``inode`` at ``path``, or nothing; not durable, as no change of a name is before the directory is synced."""
-    if inode is None:
-        volume.names.pop(path, None)
-    else:
-        volume.names[path] = inode
-    volume.pending.append((frozenset((path.parent,)), {path: inode}))
 
 
 FAULTS = (files_are_edited, private_directory_is_removed, weights_rot)

@@ -29,40 +29,35 @@ class SimTask(asyncio.Task[Any]):
     """A task with the same hash in every run: asyncio keeps tasks in sets, and cancels them in a set's order."""
 
     _numbers = itertools.count()
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self._number = next(SimTask._numbers)
-        super().__init__(*args, **options)
+    _number: int | None = None
 
     def __hash__(self) -> int:
+        # Asked for the first time while the task is made.
+        if self._number is None:
+            self._number = next(SimTask._numbers)
         return self._number
 
 
-class _Call:
-    """A callback that is due. One class for what asyncio calls a handle and a timer."""
+class Timer(list[Any]):
+    """A callback that is due: when, a number, what, its arguments and its context; what asyncio calls a handle.
 
-    __slots__ = ("_when_s", "args", "call", "context")
+    A list, as it takes no frame of Python to make one or to compare two.
+    """
 
-    def __init__(
-        self, when_s: float, call: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context
-    ) -> None:
-        self._when_s = when_s
-        self.call: Callable[..., Any] | None = call
-        self.args = args
-        self.context = context
+    __slots__ = ()
 
     def when(self) -> float:
         """See ``asyncio.TimerHandle``."""
-        return self._when_s
+        when_s: float = self[0]
+        return when_s
 
     def cancel(self) -> None:
         """See ``asyncio.Handle``."""
-        self.call = None
-        self.args = ()
+        self[2:4] = None, ()
 
     def cancelled(self) -> bool:
         """See ``asyncio.Handle``."""
-        return self.call is None
+        return self[2] is None
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -75,8 +70,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self._due: deque[_Call] = deque()
-        self._timers: list[tuple[float, int, _Call]] = []
+        self._due: deque[Timer] = deque()
+        self._timers: list[Timer] = []
         self._numbers = itertools.count()
         self._tasks: list[SimTask] = []
         self._crowd = 64
@@ -89,35 +84,32 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> _Call:
+    ) -> Timer:
         """See ``asyncio.loop``."""
-        found = _Call(0.0, callback, args, _copy_context() if context is None else context)
+        found = Timer((0.0, 0, callback, args, _copy_context() if context is None else context))
         self._due.append(found)
         return found
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> _Call:
+    ) -> Timer:
         """See ``asyncio.loop``."""
-        found = _Call(when, callback, args, _copy_context() if context is None else context)
-        _push(self._timers, (when, next(self._numbers), found))
+        found = Timer((when, next(self._numbers), callback, args, _copy_context() if context is None else context))
+        _push(self._timers, found)
         return found
 
     def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: contextvars.Context | None = None
-    ) -> _Call:
+    ) -> Timer:
         """See ``asyncio.loop``."""
-        when = self.now_s + delay
-        found = _Call(when, callback, args, _copy_context() if context is None else context)
-        _push(self._timers, (when, next(self._numbers), found))
-        return found
+        return self.call_at(self.now_s + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
         """Run rounds until somebody stops the loop; asyncio's own runs one and checks more than is of use here."""
         due, timers = self._due, self._timers
         while not self._stopping:  # type: ignore[attr-defined]
             if not due:
-                while timers and timers[0][2].call is None:
+                while timers and timers[0][2] is None:
                     _pop(timers)
                 if not timers:
                     raise Stuck("nothing is ready and nothing will ever be: a deadlock")
@@ -126,14 +118,13 @@ class SimLoop(asyncio.BaseEventLoop):
             # A little more than asked: code that waits for what is left of its time would wait for nothing, for ever.
             now_s = self.now_s = self.now_s + TICK_S
             while timers and timers[0][0] <= now_s:
-                due.append(_pop(timers)[2])
+                due.append(_pop(timers))
             for _ in range(len(due)):
-                found = due.popleft()
-                call = found.call
+                _, _, call, args, context = due.popleft()
                 if call is None:
                     continue
                 try:
-                    found.context.run(call, *found.args)
+                    context.run(call, *args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
                 except BaseException as error:

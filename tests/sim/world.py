@@ -55,7 +55,7 @@ class World:
         self.chance = random.Random(self.seed)
         self.numbers = np.random.default_rng(self.seed)
         self.full_every = self.chance.choice((0, 2, 3))
-        self.network = Network(self.chance, self.note)
+        self.network = Network(self.chance)
         self.bucket = Bucket(self.loop)
         self.bucket.part_bytes = self.chance.choice((0, 0, 900, 4000))
         self.model = Model(self.bucket, MIN_AGE_S - 1.0)  # the store tells its time in whole seconds
