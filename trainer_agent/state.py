@@ -9,16 +9,22 @@ there, and no digest further on would tell.
 from __future__ import annotations
 
 import logging
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from pydantic import Field, StringConstraints
+
+from trainer_agent.arena import SLOTS
 from weight_store.errors import FormatError
 from weight_store.position import Position
-from weight_store.receipt import FullRef, Hex
+from weight_store.receipt import DIGEST_BYTES, FullRef
 from weight_store.records import Count, Part, Record, Sha256, Uuid, sha256_hex
 
 _log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
+
+Slot = Annotated[int, Field(ge=0, lt=SLOTS)]
+Digests = Annotated[str, StringConstraints(pattern=rf"^(?:[0-9a-f]{{{2 * DIGEST_BYTES}}})*$")]
 
 
 def _digest(digests: str, entry: int) -> bytes:
@@ -28,10 +34,10 @@ def _digest(digests: str, entry: int) -> bytes:
 class Base(Part):
     """A slot holds exactly the weights of ``position``. ``digests``: XXH3-128 of each owned group, as in receipts."""
 
-    slot: int
+    slot: Slot
     position: Position
     ordinal: Count | None = None
-    digests: Hex
+    digests: Digests
 
     def digest(self, entry: int) -> bytes:
         """Digest of the rank's ``entry``-th group."""
@@ -41,9 +47,9 @@ class Base(Part):
 class Waiting(Part):
     """A slot holds publication ``ordinal``, copied and not sealed. ``digests``: of its groups, taken after the copy."""
 
-    slot: int
+    slot: Slot
     ordinal: Count
-    digests: Hex
+    digests: Digests
 
     def digest(self, entry: int) -> bytes:
         """Digest of the rank's ``entry``-th group."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from rollout_agent.changelog import LogHead
 from rollout_agent.errors import RolloutError
-from rollout_agent.state import Owner, Serving, State, Version, Whole, kept_groups, seal, table_of
+from rollout_agent.state import Owner, Serving, State, Told, Version, Whole, kept_groups, load, seal, table_of
 from rollout_agent.statedir import held_by
 from tests.fuzz.reshaping import either, repaired, reshape_json, within
 from tests.fuzz.target import MIB, Target, require
 from tests.weight_store_records.make_vectors import RUN, RUN_ID, second_version, worked_example
+from trainer_agent.arena import SLOTS
 from trainer_agent.placement import place_groups
-from trainer_agent.state import Base
+from trainer_agent.state import Base, Waiting, unseal
 from trainer_agent.state import State as SidecarState
+from trainer_agent.state import seal as seal_sidecar
 from weight_store.boxes import spans
 from weight_store.chain import plan_chain, receipts_of
 from weight_store.control import Control
@@ -27,7 +33,7 @@ from weight_store.manifest import Manifest
 from weight_store.offer import Offer
 from weight_store.position import Position
 from weight_store.receipt import Receipt, group_ranges
-from weight_store.records import Record, pack, record_format, sha256_hex, unpack
+from weight_store.records import MAX_COLUMNS_BYTES, Record, pack, record_format, sha256_hex, unpack
 from weight_store.version import Abort, Open
 
 OBJECTS = worked_example() | second_version()
@@ -159,16 +165,88 @@ def _replica_state(data: bytes) -> None:
             return
 
 
-def _sealed(data: bytes) -> None:
-    """A local record with the SHA-256 of itself in its first line."""
-    digest, _, body = data.partition(b"\n")
-    if sha256_hex(body).encode() == digest:
-        record = parsed(Whole, body)
-        require(record is None or seal(record).partition(b"\n")[2] == record.to_bytes(), "a seal changes a record")
+class _File:
+    """A disk with this one small file."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def read(self, path: Path, *, max_bytes: int) -> bytes:
+        require(max_bytes <= MAX_COLUMNS_BYTES, "a record is read without a bound")
+        return self._data
+
+
+@contextmanager
+def _short_lines(logger: str) -> Iterator[None]:
+    """What the readers say of a file that they refuse must not repeat it at length, and goes nowhere."""
+
+    class Reads(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said = record.getMessage()
+            require(len(said) < 1000, f"a line of {len(said)} characters in the log repeats the input")
+            said.encode()
+
+    log, reads = logging.getLogger(logger), Reads()
+    before, log.propagate = log.propagate, False
+    log.addHandler(reads)
+    try:
+        yield
+    finally:
+        log.removeHandler(reads)
+        log.propagate = before
+
+
+def _sealed(data: bytes) -> bytes | None:
+    """What is under the seal, if that is right: the SHA-256 of all that follows the first line, in it."""
+    if data[64:65] == b"\n" and hashlib.sha256(data[65:]).hexdigest().encode() == data[:64]:
+        return data[65:]
+    return None
+
+
+def _opened(kind: type[Record], found: Record | None, data: bytes) -> None:
+    """``found`` is what a reader made of a sealed file: all that it says if the seal is right, else nothing."""
+    body = _sealed(data)
+    require(
+        found == (None if body is None else parsed(kind, body)), "a reader takes what it must refuse, or the reverse"
+    )
+
+
+def _replica_record(data: bytes) -> None:
+    """Any of the small files in an agent's directories, as each of their readers takes it."""
+    with _short_lines("rollout_agent.state"):
+        for kind in _LOCAL:
+            found = load(_File(data), Path("fuzz"), kind)  # type: ignore[arg-type]
+            _opened(kind, found, data)
+            if found is not None:
+                require(load(_File(seal(found)), Path("fuzz"), kind) == found, "a seal changes a record")  # type: ignore[arg-type]
+
+
+_LOCAL: tuple[type[Record], ...] = (Owner, Whole, Serving, Told, State)
+
+
+def _sidecar_state(data: bytes) -> None:
+    """``state.json`` of the arena."""
+    with _short_lines("trainer_agent.state"):
+        found = unseal(data)
+        _opened(SidecarState, found, data)
+        if found is None:
+            return
+        require(unseal(seal_sidecar(found)) == found, "a seal changes a record")
+    for held in (found.base, found.waiting, found.full_due):
+        require(held is None or held.slot in range(SLOTS), "a slot that there is not")
+        require(held is None or not held.digest(len(held.digests) // 32), "the last digest is cut")
+
+
+def _under_seal(data: bytes) -> bytes:
+    return data.partition(b"\n")[2]
 
 
 def _reseal(data: bytes, body: bytes) -> bytes:
     return sha256_hex(body).encode() + b"\n" + body
+
+
+_SEALED = either(within(_under_seal, reshape_json, _reseal), repaired(lambda data: _reseal(data, _under_seal(data))))
+"""Damages the record, as JSON or as bytes, under a seal that is right. The seal is damaged where bytes anywhere are."""
 
 
 def _repack(data: bytes, raw: bytes) -> bytes:
@@ -193,8 +271,11 @@ def _record_targets() -> Iterator[Target]:
         run=RUN, run_id=RUN_ID, position=POSITION, step=4, boot_id=BOOT, files={"model-00001-of-00001.safetensors": 64}
     )
     base = Base(slot=1, position=POSITION, ordinal=3, digests="cd" * 32)
+    waiting = Waiting(slot=0, ordinal=4, digests="ef" * 32)
     fulls = Receipt.parse(stored(Receipt)[-1]).fulls
-    sidecar = SidecarState(run_id=RUN_ID, layout="e" * 64, base=base, full_due=base, fulls=fulls)
+    sidecar = SidecarState(run_id=RUN_ID, layout="e" * 64, base=base, waiting=waiting, full_due=base, fulls=fulls)
+    owner, serving = Owner(run=RUN, run_id=RUN_ID), Serving(run_id=RUN_ID, position=POSITION, boot_id=BOOT)
+    told = Told(run_id=RUN_ID, position=POSITION, boot_id=BOOT)
     rows: list[tuple[str, type[Record], Callable[[bytes], None] | None, Callable[[], list[bytes]]]] = [
         ("head", Head, None, lambda: stored(Head)),
         ("control", Control, None, lambda: stored(Control)),
@@ -204,9 +285,9 @@ def _record_targets() -> Iterator[Target]:
         ("receipt", Receipt, _receipt, lambda: stored(Receipt)),
         ("layout", Layout, _layout, lambda: stored(Layout)),
         ("offer", Offer, _offer, lambda: stored(Offer)),
-        ("replica-owner", Owner, None, _local(Owner(run=RUN, run_id=RUN_ID))),
+        ("replica-owner", Owner, None, _local(owner)),
         ("replica-whole", Whole, None, _local(whole)),
-        ("replica-serving", Serving, None, _local(Serving(run_id=RUN_ID, position=POSITION, boot_id=BOOT))),
+        ("replica-serving", Serving, None, _local(serving)),
         (
             "replica-state",
             State,
@@ -214,7 +295,7 @@ def _record_targets() -> Iterator[Target]:
             _local(_state(include=("model.*",), checkpoint="checkpoint-" + "1" * 12)),
         ),
         ("replica-log-head", LogHead, None, _local(LogHead(run_id=RUN_ID, base=POSITION, to=VERSION))),
-        ("sidecar-state", SidecarState, None, _local(sidecar)),
+        ("replica-told", Told, None, _local(told)),
     ]
     for name, kind, run, seeds in rows:
         yield Target(
@@ -232,11 +313,19 @@ def _record_targets() -> Iterator[Target]:
     )
     yield Target(
         "sealed-record",
-        _sealed,
-        lambda: [seal(whole)],
-        within(lambda data: data.partition(b"\n")[2], reshape_json, _reseal),
+        _replica_record,
+        lambda: [seal(record) for record in (owner, whole, serving, told, _state())],
+        _SEALED,
+        _words(Whole),
         covers=("rollout_agent.state.load",),
-        ci_runs=500,
+    )
+    yield Target(
+        "sidecar-state",
+        _sidecar_state,
+        lambda: [seal_sidecar(sidecar), seal_sidecar(SidecarState(run_id=RUN_ID, layout="e" * 64))],
+        _SEALED,
+        _words(SidecarState),
+        covers=("trainer_agent.state.unseal",),
     )
 
 

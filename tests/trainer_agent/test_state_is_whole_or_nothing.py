@@ -7,6 +7,7 @@ import pytest
 from trainer_agent.state import Base, State, seal, unseal
 from weight_store.position import Position
 from weight_store.receipt import FullRef
+from weight_store.records import sha256_hex
 
 STATE = State(
     run_id="6f1ff0d2-8a3c-4c55-9f0e-0d6a5b1d7c11",
@@ -32,3 +33,12 @@ def test_neither_does_what_is_cut_or_of_an_older_release() -> None:
     sealed = seal(STATE)
     assert not any(unseal(sealed[:length]) for length in range(len(sealed)))
     assert unseal(STATE.to_bytes()) is None
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [(b'"slot":1', b'"slot":2'), (b'"slot":1', b'"slot":-1'), (b'"' + b"c" * 32, b'"' + b"c" * 30)]
+)
+def test_what_no_sidecar_can_mean_is_refused_whatever_its_seal_says(right: bytes, wrong: bytes) -> None:
+    body = STATE.to_bytes().replace(right, wrong)
+    assert body != STATE.to_bytes()
+    assert unseal(sha256_hex(body).encode() + b"\n" + body) is None
