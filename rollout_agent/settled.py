@@ -16,7 +16,7 @@ async def in_thread(call: Callable[..., _T], *args: object, on_cancel: Callable[
 
     ``on_cancel`` tells the call to hurry.
     """
-    return await settled(asyncio.ensure_future(asyncio.to_thread(call, *args)), on_cancel)
+    return await settled(asyncio.get_running_loop().run_in_executor(None, call, *args), on_cancel)
 
 
 async def in_pool(pool: Executor, call: Callable[..., _T], *args: object) -> _T:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weight_store.errors import FormatError
 
@@ -26,6 +27,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NONCE = re.compile(r"[0-9a-f]{16}")
 
 
+@lru_cache(maxsize=64)
 def check_run(run: str) -> str:
     """Return ``run`` if it is a valid slug (1 to 63 of ``a-z 0-9 . _ -``, no ``..``); ``FormatError`` otherwise."""
     if not _RUN.fullmatch(run) or ".." in run:
@@ -142,6 +144,7 @@ class ParsedKey:
     sign: int | None = None
 
 
+@lru_cache(maxsize=4096)
 def parse_key(key: str) -> ParsedKey:
     """Exact inverse of the builders above; ``FormatError`` for anything else."""
     if key.startswith(RUNS_PREFIX):
