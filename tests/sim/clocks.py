@@ -66,6 +66,11 @@ class Signer:
         self._clock = clock
         self._skew_s = 0.0
 
+    @property
+    def may_be_wrong(self) -> bool:
+        """False where :meth:`is_refused` needs not be asked."""
+        return self._clock.wrong_s != 0.0 or self._skew_s != 0.0
+
     def is_refused(self, server_s: float) -> bool:
         """Whether a server of that time (Unix seconds) refuses what is signed now; then it tells its time with it."""
         now_s = self._clock.time_s()

@@ -12,7 +12,7 @@ import contextvars
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 from tests.sim.errors import Killed, Stuck
@@ -36,6 +36,14 @@ class SimTask(asyncio.Task[Any]):
         if self._number is None:
             self._number = next(SimTask._numbers)
         return self._number
+
+
+class _Ran(asyncio.Future[Any]):
+    """What became of a call that ran in place. Who awaits it lets others go on first, as one who awaits a thread."""
+
+    def __await__(self) -> Generator[None, None, Any]:
+        yield
+        return self.result()
 
 
 class Timer(list[Any]):
@@ -152,7 +160,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(self, executor: Any, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
         """Run ``call`` here and now."""
-        future = self.create_future()
+        future = _Ran(loop=self)
         try:
             future.set_result(call(*args))
         except StopIteration as error:
@@ -187,6 +195,8 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.hindered = False
+        """Whether :meth:`turn` would do more than return."""
         self.loop = asyncio.get_running_loop()
         self.tasks: list[SimTask] = []
         self._crowd = 16
@@ -194,11 +204,6 @@ class Process:
 
     def __repr__(self) -> str:
         return self.name
-
-    @property
-    def hindered(self) -> bool:
-        """Whether :meth:`turn` would do more than return."""
-        return self._paused is not None or not self.alive
 
     @property
     def paused(self) -> bool:
@@ -225,6 +230,7 @@ class Process:
             return
         self.alive = False
         self.resume()
+        self.hindered = True
         for task in list(self.tasks):
             task.cancel()
         self.tasks.clear()
@@ -233,10 +239,12 @@ class Process:
         """Stop it where it is; the world goes on."""
         if self._paused is None:
             self._paused = asyncio.get_running_loop().create_future()
+            self.hindered = True
 
     def resume(self) -> None:
         """Let it go on."""
         paused, self._paused = self._paused, None
+        self.hindered = not self.alive
         if paused is not None and not paused.done():
             paused.set_result(None)
 
@@ -250,4 +258,5 @@ class Process:
     async def sleep(self, seconds: float) -> None:
         """What production code is given as its sleep."""
         await asyncio.sleep(seconds)
-        await self.turn()
+        if self.hindered:
+            await self.turn()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 from unittest import mock
 
+from codec import choice
 from rollout_agent import gate
 from rollout_agent import replica as replica_module
 from tests.sim.agents import Inline, SimAgent
@@ -78,6 +79,8 @@ def simulate(seed: int, bias: Bias = Bias()) -> Result:
         with (
             mock.patch.object(replica_module, "ThreadPoolExecutor", Inline),
             mock.patch.object(gate, "ThreadPoolExecutor", Inline),
+            # Tiny groups are coded as large ones are: trying every method for them would be a tenth of all the work.
+            mock.patch.object(choice, "_SMALL_BYTES", 0),
         ):
             loop.run_until_complete(_run(world, bias))
         return _result(world)

@@ -52,6 +52,7 @@ class Bucket:
         self._loop = loop
         self._store = MemoryStore(clock=self.date_s)
         self._heads: list[tuple[float, Blob]] = []
+        self._blobs: dict[str, Blob] = {}
         self.watcher: Watcher | None = None
         self.uploads = Uploads(self)
         self.part_bytes = 0
@@ -67,7 +68,10 @@ class Bucket:
         return None if found is None else found[0]
 
     def get(self, key: str) -> Blob:
-        return at_once(self._store.get(key, max_bytes=1 << 40))
+        known = self._blobs.get(key)
+        if known is None or known.data is not self.read(key):
+            known = self._blobs[key] = at_once(self._store.get(key, max_bytes=1 << 40))
+        return known
 
     def stale_head(self, key: str, age_s: float) -> Blob:
         """The head as it was ``age_s`` ago, if it was there."""
@@ -145,11 +149,13 @@ class SimStore:
 
     async def get(self, key: str, *, max_bytes: int) -> Blob:
         def effect() -> Blob:
-            stale = key.endswith("/head.json") and self._network.happens(self._network.faults.stale_head)
+            faults = self._network.faults
+            stale = faults.stale_head and key.endswith("/head.json") and self._network.happens(faults.stale_head)
             blob = self._bucket.stale_head(key, self._chance.uniform(0, STALE_S)) if stale else self._bucket.get(key)
             if len(blob.data) > max_bytes:
                 raise ObjectTooLarge(f"object {key} has {len(blob.data)} bytes; at most {max_bytes} are allowed here")
-            return Blob(self._perhaps_wrong(key, blob.data), blob.etag)
+            data = self._perhaps_wrong(key, blob.data) if faults.wrong_bytes else blob.data
+            return blob if data is blob.data else Blob(data, blob.etag)
 
         return await self.ask("get", key, effect)
 
@@ -231,7 +237,7 @@ class SimStore:
 
         def serve(reply: Reply) -> None:
             faults = self._network.faults
-            if self.signer.is_refused(self._bucket.date_s()):
+            if self.signer.may_be_wrong and self.signer.is_refused(self._bucket.date_s()):
                 reply(StoreUnavailable(f"{key}: RequestTimeTooSkewed", key=key))
             elif faults.unavailable and self._network.happens(faults.unavailable):
                 reply(StoreUnavailable(f"{key}: 500", key=key))
