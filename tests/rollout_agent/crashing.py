@@ -118,7 +118,12 @@ class Inline(Executor):
 
 def without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever would run in a thread runs at once."""
-    luck = random.Random(SEED)
+    in_one_thread(monkeypatch, random.Random(SEED))
+    caplog.set_level(logging.CRITICAL)
+
+
+def in_one_thread(patch: pytest.MonkeyPatch, luck: random.Random) -> None:
+    """The same; ``luck`` says for how long what goes on beside has its turn."""
 
     async def here(call: Callable[..., Any], *args: Any) -> Any:
         # The turn of what goes on beside; a checkpoint is slow, so that versions overtake each of its steps.
@@ -126,10 +131,9 @@ def without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
             await asyncio.sleep(0)
         return call(*args)
 
-    monkeypatch.setattr(replica_module, "ThreadPoolExecutor", Inline)
-    monkeypatch.setattr(asyncio, "to_thread", here)
-    monkeypatch.setattr(disk_module, "COPY_BYTES", 300)
-    caplog.set_level(logging.CRITICAL)
+    patch.setattr(replica_module, "ThreadPoolExecutor", Inline)
+    patch.setattr(asyncio, "to_thread", here)
+    patch.setattr(disk_module, "COPY_BYTES", 300)
 
 
 @functools.cache

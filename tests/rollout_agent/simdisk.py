@@ -144,6 +144,8 @@ class SimDisk:
                 copies.setdefault(id(inode), self._torn(inode))
                 after.names[path] = copies[id(inode)]
         after.durable_names = dict(after.names)
+        # A directory is removed after its files: where one of those is back, so is the directory.
+        after.dirs.update(map(_parent, after.names))
         return SimDisk(after, volatile=self.volatile, seed=self.random.randrange(1 << 30))
 
     def _torn(self, inode: Inode) -> Inode:

@@ -72,8 +72,11 @@ class Training:
     history: dict[int, Weights] = field(default_factory=dict)
     positions: dict[int, Position] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
+    layouts: dict[int, str] = field(default_factory=dict)
     position: Position = GENESIS
     published: int = 0
+    aborted: int = 0
+    """How many numbers before the next version were given to versions that were aborted."""
     fulls: dict[int, tuple[FullRef, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -132,7 +135,8 @@ class Training:
         raw = layout.to_bytes()
         sha256 = sha256_hex(raw)
         await self._once(layout_key(self.name, sha256), pack(raw))
-        version = self.position.version + 1
+        version = self.position.version + 1 + self.aborted
+        self.aborted = 0
         base = self.history.get(self.position.version)
         opened = Open(
             run_id=self.run_id,
@@ -157,6 +161,7 @@ class Training:
         await self.store.create(manifest_key(self.name, version), data)
         self.position = manifest.position(data)
         self.manifests[version] = manifest
+        self.layouts[version] = sha256
         self.positions[version] = self.position
         self.history[version] = {name: bits.copy() for name, bits in self.weights.items()}
         self.published += 1
