@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from trainer_agent.errors import ArenaTooSmall
+from trainer_agent.state import SLOTS
 
 DEFAULT_ROOT = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory; the directory made in it is private
-SLOTS = 2
 MARGIN_BYTES = 16 << 20
 """Left free in ``/dev/shm``: offer, layout and state, and other users of it."""
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from trainer_agent.arena import DEFAULT_ROOT, SLOTS, Arena
+from trainer_agent.arena import DEFAULT_ROOT, Arena
 from trainer_agent.copying import SlotWriter
 from trainer_agent.desk import Desk
 from trainer_agent.errors import (
@@ -31,6 +31,7 @@ from trainer_agent.offering import make_offer
 from trainer_agent.piece import DEFAULT_KEEP_DTYPE, Casting, make_casting
 from trainer_agent.placement import CopyPlan, place_groups, plan_copies, slot_bytes
 from trainer_agent.sources import Source, as_source, stage
+from trainer_agent.state import SLOTS
 from weight_store.errors import FormatError
 from weight_store.keys import check_run
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from codec import digest
-from trainer_agent.arena import SLOTS, Arena
+from trainer_agent.arena import Arena
 from trainer_agent.encoding import Bits, Job
 from trainer_agent.placement import PlacedGroup
-from trainer_agent.state import Base, Waiting
+from trainer_agent.state import SLOTS, Base, Waiting
 
 
 class Slots:

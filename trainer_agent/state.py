@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, StringConstraints
 
-from trainer_agent.arena import SLOTS
 from weight_store.errors import FormatError
 from weight_store.position import Position
 from weight_store.receipt import DIGEST_BYTES, FullRef
@@ -22,6 +21,7 @@ from weight_store.records import Count, Part, Record, Sha256, Uuid, sha256_hex
 _log = logging.getLogger(__name__)
 
 STATE_FILE = "state.json"
+SLOTS = 2
 
 Slot = Annotated[int, Field(ge=0, lt=SLOTS)]
 Digests = Annotated[str, StringConstraints(pattern=rf"^(?:[0-9a-f]{{{2 * DIGEST_BYTES}}})*$")]

@@ -16,9 +16,8 @@ from rollout_agent.statedir import held_by
 from tests.fuzz.reshaping import either, repaired, reshape_json, within
 from tests.fuzz.target import MIB, Target, require
 from tests.weight_store_records.make_vectors import RUN, RUN_ID, second_version, worked_example
-from trainer_agent.arena import SLOTS
 from trainer_agent.placement import place_groups
-from trainer_agent.state import Base, Waiting, unseal
+from trainer_agent.state import SLOTS, Base, Waiting, unseal
 from trainer_agent.state import State as SidecarState
 from trainer_agent.state import seal as seal_sidecar
 from weight_store.boxes import spans
