@@ -133,6 +133,15 @@ def scan(data: NDArray[np.uint8]) -> ScannedLog | None:
         return None
 
 
+def head_of(data: NDArray[np.uint8]) -> LogHead | None:
+    """What a log leads from and to, committed or not; None if that part of it is not whole."""
+    try:
+        found = _head(data.data, xxhash.xxh3_128())
+    except (struct.error, FormatError, ValidationError):
+        return None
+    return None if found is None else found[0]
+
+
 def ends_committed(data: NDArray[np.uint8]) -> bool:
     """Whether there is a commit at the end: with :func:`scan` None, rot (or a power loss before it was durable)."""
     size = _COMMIT.size + _U64.size
@@ -141,14 +150,10 @@ def ends_committed(data: NDArray[np.uint8]) -> bool:
 
 def _scan(view: memoryview) -> ScannedLog | None:
     chain = xxhash.xxh3_128()
-    (length,) = _U64.unpack_from(view, len(_MAGIC))
-    if bytes(view[: len(_MAGIC)]) != _MAGIC or length > MAX_RECORD_BYTES:
+    start = _head(view, chain)
+    if start is None:
         return None
-    at = _round_up(len(_MAGIC) + 8 + length)
-    if not _checks(chain, view, at, view[:at]):
-        return None
-    head = LogHead.parse(bytes(view[16 : 16 + length]))
-    at += 8
+    head, at = start
     groups: list[LoggedGroup] = []
     while bytes(view[at : at + 4]) == _GROUP:
         _, group, kind, itemsize, count, digest = _RECORD.unpack_from(view, at)
@@ -167,6 +172,17 @@ def _scan(view: memoryview) -> ScannedLog | None:
     if not _checks(chain, view, at + _COMMIT.size, view[at : at + _COMMIT.size]):
         return None
     return ScannedLog(head, tuple(groups))
+
+
+def _head(view: memoryview, chain: xxhash.xxh3_128) -> tuple[LogHead, int] | None:
+    """The head and where the records begin."""
+    (length,) = _U64.unpack_from(view, len(_MAGIC))
+    if bytes(view[: len(_MAGIC)]) != _MAGIC or length > MAX_RECORD_BYTES:
+        return None
+    at = _round_up(len(_MAGIC) + 8 + length)
+    if not _checks(chain, view, at, view[:at]):
+        return None
+    return LogHead.parse(bytes(view[16 : 16 + length])), at + 8
 
 
 def changes(data: NDArray[np.uint8], log: ScannedLog) -> Iterator[tuple[int, Change]]:

@@ -13,6 +13,7 @@ files complete but not in place           put in place
 weights gone with a reboot                copied from the checkpoint, then as above; that is older than what was shown
                                           if this came as new files and their copy was not made yet
 some weight files gone or cut             those copied from the checkpoint, else made anew group by group
+assets that only versions before it had   removed
 the head of a weight file edited          written anew: the layout says what it is
 a digest still wrong                      named in :attr:`Holding.damage`; hidden from engines until repaired
 ========================================  =====================================================================
@@ -155,6 +156,7 @@ class Holding(Guarded):
                 presence.hide(self.disk, self.places)
                 for log in self.logs:
                     self._scatter(log.path, self.weights)
+                presence.remove_assets(self.disk, self.places, self.records.asset_names(), held.version)
         self.verify()
         if restored:
             good = len(gone - {item.group.index for item in self.damage})
@@ -221,6 +223,7 @@ class Holding(Guarded):
             self.disk.sync_dir(self.places.state)
             if layout is not None and self._finish_install(pending, self._table(pending, layout)):
                 if not self.copies:
+                    presence.remove_assets(self.disk, self.places, self.records.asset_names(), pending.version)
                     self._supersede()
                 return pending, layout
             # A reboot took them before they were copied.
@@ -286,7 +289,7 @@ class Holding(Guarded):
                 raise DamagedFiles(f"a weight file of {self.places.model} was replaced or cut by something else")
             self._scatter(path, weights)
             self._write_heads(weights, touched)
-            presence.remove_assets(self.disk, self.places, held.version, to)
+            presence.remove_assets(self.disk, self.places, [asset.name for asset in held.version.assets], to)
             self.held = after
             stamps = presence.mark(self.disk, self.places, [file.name for file in weights.table.files])
             if touched:
@@ -311,7 +314,7 @@ class Holding(Guarded):
 
         After an error :attr:`unsettled` is set.
         """
-        before, table = self.held, self._table(state, layout)
+        table = self._table(state, layout)
         self.unsettled = True
         self.disk.sync_dir(self.places.new)
         if not installing.all_new(self.disk, self.places, table):
@@ -328,8 +331,7 @@ class Holding(Guarded):
         with self.exclusive():
             presence.hide(self.disk, self.places)
             self._write_heads(self.weights)
-            if before is not None:
-                presence.remove_assets(self.disk, self.places, before.version, state.version)
+            presence.remove_assets(self.disk, self.places, self.records.asset_names(), state.version)
             self._show(presence.mark(self.disk, self.places, [file.name for file in table.files]))
         self.suspect = False
         self.faults.repaired("store", self._gone)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from rollout_agent.disk import Disk, Stamp, write_file
@@ -87,10 +87,17 @@ def keep_asset(disk: Disk, places: Places, asset: Asset, data: bytes) -> None:
     write_file(disk, places.asset(asset.sha256), data)
 
 
-def remove_assets(disk: Disk, places: Places, before: Version, after: Version) -> None:
-    """Remove assets that the run no longer has."""
-    for name in {a.name for a in before.assets} - {a.name for a in after.assets}:
+def remove_assets(disk: Disk, places: Places, names: Collection[str], version: Version) -> None:
+    """Remove files called ``names``, which are assets of other versions, as far as ``version`` has none of that name.
+
+    Durable when this returns: where they would come back with a reboot, nobody might be left who knows of them.
+    """
+    stale = sorted(set(names) - {asset.name for asset in version.assets})
+    for name in stale:
         disk.remove(places.model / name)
+    # Also where none was there: whoever removed it may have ended before this.
+    if stale:
+        disk.sync_dir(places.model)
 
 
 def _kept(disk: Disk, places: Places, asset: Asset) -> bytes | None:

@@ -12,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_agent.changelog import ScannedLog, ends_committed, scan
+from rollout_agent.changelog import ScannedLog, ends_committed, head_of, scan
 from rollout_agent.disk import Disk, sync_file, write_file
 from rollout_agent.errors import Rewind
 from rollout_agent.faults import Faults
 from rollout_agent.places import Places, is_checkpoint_name, log_version
-from rollout_agent.state import State, Version, kept_groups
+from rollout_agent.state import State, Version, kept_groups, load
 from weight_store.errors import DigestMismatch, WeightStoreError
 from weight_store.head import Head
 from weight_store.layout import Group, Layout
@@ -168,6 +168,16 @@ class StateDir:
             kept.append(KeptLog(path, self._disk.size(path) or 0, log.head.to))
             held = after
         return held, kept
+
+    def asset_names(self) -> frozenset[str]:
+        """Names of the assets of every version that something here tells of: files of these names may be in place."""
+        places = self._places
+        records = [load(self._disk, p, State, quiet=True) for p in (places.checkpoint, places.pending, places.digests)]
+        logs = [places.state / name for name in self._disk.names(places.state) if log_version(name) is not None]
+        heads = [self._mapped(path, head_of) for path in logs]
+        versions = [state.version for state in records if state is not None]
+        versions += [head.to for head in heads if head is not None]
+        return frozenset(asset.name for version in versions for asset in version.assets)
 
     def _committed(self, state: State) -> dict[Position, tuple[Path, ScannedLog]]:
         """Committed logs of the run by the position they start from; the others are removed."""

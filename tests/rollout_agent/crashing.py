@@ -66,9 +66,12 @@ class World:
     now: int = 0
 
     @classmethod
-    def of(cls, shares: tuple[float, ...], *, tmpfs: bool) -> World:
-        """A full, and after it a version for each of the ``shares`` of the weights that change in it."""
-        origin, training = _published(shares)
+    def of(cls, shares: tuple[float, ...], *, tmpfs: bool, drops: int = 0) -> World:
+        """A full, and after it a version for each of the ``shares`` of the weights that change in it.
+
+        Version ``drops`` and later ones have no tokenizer.
+        """
+        origin, training = _published(shares, drops)
         store = MemoryStore()
         store._objects = dict(origin._objects)
         return cls(replace(training, store=store), store, tmpfs)
@@ -137,15 +140,17 @@ def in_one_thread(patch: pytest.MonkeyPatch, luck: random.Random) -> None:
 
 
 @functools.cache
-def _published(shares: tuple[float, ...]) -> tuple[MemoryStore, Training]:
+def _published(shares: tuple[float, ...], drops: int) -> tuple[MemoryStore, Training]:
     """Made once for all worlds."""
 
     async def make() -> tuple[MemoryStore, Training]:
         store = MemoryStore()
         training = Training(store, specs=TINY, aliases={}, seed=SEED)
         await training.publish()
-        for share in shares:
+        for version, share in enumerate(shares, 2):
             training.step(share)
+            if version == drops:
+                training.assets = {"config.json": training.assets["config.json"]}
             await training.publish()
         return store, training
 
@@ -170,3 +175,12 @@ def check(
         version, tensors = seen
         assert tensors == world.training.tensors(version), f"a mixture at version {version}: {where}"
         assert known is None or version >= known[0], f"went back to {version}: {where}"
+
+
+def check_assets(world: World, disk: SimDisk, where: str) -> None:
+    """What engines see beside weights and index is what the version has, nothing that one before it had."""
+    whole = holds(disk, Places.of(MODEL))
+    if whole is not None:
+        found = {name for name in disk.volume.files_in(MODEL) if not name.endswith((".safetensors", INDEX, ".tmp"))}
+        wanted = {asset.name for asset in world.training.manifests[whole.position.version].assets}
+        assert found == wanted, f"assets of other versions at {whole.position.version}: {where}"

@@ -25,6 +25,7 @@ from tests.rollout_agent.crashing import (
     Down,
     World,
     check,
+    check_assets,
     first_fetch,
     last_of,
     visible,
@@ -133,6 +134,8 @@ SHARES = {
     "overtaken": (0.02, 0.9),
 }
 """Parts of the weights that change in the versions after the first, where not three small ones."""
+DROPS = {"follow": 2, "dense again": 2}
+"""From which version on there is no tokenizer any more."""
 
 
 STARTS: dict[tuple[str, bool], Volume] = {}
@@ -140,7 +143,7 @@ STARTS: dict[tuple[str, bool], Volume] = {}
 
 async def prepared(name: str, tmpfs: bool, seed: int) -> tuple[World, SimDisk]:
     """A world and a disk just before the part of the scenario in which crashes happen."""
-    world = World.of(SHARES.get(name, (0.03, 0.03, 0.03)), tmpfs=tmpfs)
+    world = World.of(SHARES.get(name, (0.03, 0.03, 0.03)), tmpfs=tmpfs, drops=DROPS.get(name, 0))
     await world.head(HEADS[name][0])
     if (name, tmpfs) not in STARTS:
         STARTS[name, tmpfs] = (await _start(name, world)).volume
@@ -230,6 +233,7 @@ async def _recovered(
     await replica.close()
     after = visible(disk)
     check(world, after, known, where)
+    check_assets(world, disk, where)
     assert known is None or after is not None, f"nothing held after recovery: {where}"
     if _first_time(disk, seen):
         await _goes_on(name, world, disk, where)
@@ -253,6 +257,7 @@ async def _goes_on(name: str, world: World, disk: SimDisk, where: str) -> None:
     disk = disk.power_loss()
     async with await world.open(disk, Down()):
         assert visible(disk) == last_of(world), f"lost at a later reboot: {where}"
+    check_assets(world, disk, where)
     if name in ("follow", "overlap", "recovery"):
         full = world.training.manifests[1].payload_bytes
         assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
@@ -301,7 +306,7 @@ def test_has_teeth(
     switch_off: Callable[[pytest.MonkeyPatch], None], name: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a mechanism switched off the crashes above find a violation."""
-    World.of(SHARES.get(name, (0.03, 0.03, 0.03)), tmpfs=False)
+    World.of(SHARES.get(name, (0.03, 0.03, 0.03)), tmpfs=False, drops=DROPS.get(name, 0))
     switch_off(monkeypatch)
     with pytest.raises((AssertionError, DamagedFiles)):
         asyncio.run(_every_effect(name, False, kind))
