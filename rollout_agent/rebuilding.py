@@ -11,10 +11,27 @@ from weight_store.layout import Layout
 
 
 def needed_groups(hops: Sequence[LoadedHop], wanted: Collection[int]) -> list[set[int]]:
-    """For each hop the groups to fetch, so that the last hop's ``wanted`` groups come out right.
+    """For each hop the groups to fetch, so that the last hop's ``wanted`` groups get right and no other gets wrong.
 
-    A delta group needs all of its bytes at the hop before; where layouts differ those lie in other groups.
+    A delta group needs all of its bytes at the hop before; where layouts differ those lie in other groups. Rebuilding
+    these stores old bytes also beside what is wanted: there too the last hop's groups are needed then.
     """
+    last = hops[-1]
+    closed = set(wanted)
+    while True:
+        needed = _leading_to(hops, closed)
+        others: dict[str, tuple[Layout, set[int]]] = {}
+        for hop, groups in zip(hops, needed, strict=True):
+            if hop.version.layout != last.version.layout:
+                others.setdefault(hop.version.layout, (hop.layout, set()))[1].update(groups)
+        stored = [_overlapping(last.layout, layout, groups) for layout, groups in others.values() if groups]
+        more = set().union(*stored) - closed
+        if not more:
+            return needed
+        closed |= more
+
+
+def _leading_to(hops: Sequence[LoadedHop], wanted: Collection[int]) -> list[set[int]]:
     needed: list[set[int]] = [set(wanted)]
     for earlier, later in zip(reversed(hops[:-1]), reversed(hops[1:]), strict=True):
         deltas = {index for index in needed[-1] if not later.ranges[index].full}

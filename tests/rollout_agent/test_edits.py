@@ -660,6 +660,23 @@ async def test_a_checkpoint_and_its_logs_repair_without_the_bucket(
     assert read_dir(model) == training.tensors(3)
 
 
+async def test_what_another_launch_cut_otherwise_is_repaired_beside_what_is_right(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    """The groups of the older layout that a repair goes through hold bytes that were right, too."""
+    for world in (2, 3, 2):
+        training.step(0.02)
+        await training.publish(world=world)
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+        for path in weight_files(tmp_path):
+            edit(path)
+            assert await replica.check()
+            assert replica.position == training.position
+            assert read_dir(tmp_path) == training.tensors(3)
+            assert verify_dir(tmp_path).good
+
+
 async def test_a_file_that_is_gone_costs_that_file(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
     await training.publish()
     async with await opened(training, tmp_path) as replica:

@@ -49,21 +49,31 @@ def test_a_group_sent_whole_on_the_way_starts_there(one: Layout) -> None:
 
 
 def test_where_layouts_differ_only_what_is_right_at_the_end_is_kept(one: Layout, two: Layout) -> None:
-    """The same number names another group there, or none."""
+    """The same number names another group there, or none. What is stored on the way is wrong at the end, too."""
     assert len(one.groups) < len(two.groups)
-    last = len(two.groups) - 1
     hops = [hop(0, one, "a"), hop(1, two, "b", full=set())]
-    found = {index: digest(1, index) for index in range(last)} | {last: digest(0, 0)}
-    earlier, later = remaining(hops, found)
-    assert later == {last}
-    boxes = {(p.tensor.name, p.box) for p in two.groups[last].pieces}
-    assert earlier
-    for index in earlier:
-        pieces = one.groups[index].pieces
-        assert any(p.tensor.name == name and p.box.overlaps(box) for p in pieces for name, box in boxes)
+    sizes = set()
+    for wrong in range(len(two.groups)):
+        found = {index: digest(1, index) for index in range(len(two.groups))} | {wrong: digest(0, 0)}
+        earlier, later = remaining(hops, found)
+        assert wrong in later
+        assert earlier == overlapping(one, two, later)
+        assert later == overlapping(two, one, earlier)
+        sizes.add(len(later))
+    assert min(sizes) == 1
+    assert 1 < max(sizes) < len(two.groups)
     # What an earlier hop leaves is not compared across layouts, even if the digests happen to agree.
-    hops[0].ranges[0].digest = found[last]  # type: ignore[misc]
+    hops[0].ranges[0].digest = found[wrong]  # type: ignore[misc]
     assert remaining(hops, found) == [earlier, later]
+
+
+def overlapping(layout: Layout, other: Layout, indices: set[int]) -> set[int]:
+    boxes = [(piece.tensor.name, piece.box) for index in indices for piece in other.groups[index].pieces]
+    return {
+        group.index
+        for group in layout.groups
+        if any(p.tensor.name == name and p.box.overlaps(box) for p in group.pieces for name, box in boxes)
+    }
 
 
 def test_a_group_sent_whole_needs_nothing_before_it(one: Layout, two: Layout) -> None:
