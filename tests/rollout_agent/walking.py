@@ -16,8 +16,10 @@ import random
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rollout_agent import gate
+from rollout_agent.disk import Stamp
 from rollout_agent.errors import DiskError, DiskFull, EngineLoading, RolloutError, RunError
 from rollout_agent.places import INDEX, Places, is_weights_name
 from rollout_agent.replica import Replica
@@ -57,6 +59,14 @@ class WalkDisk(SimDisk):
             self.faulted = True
             raise DiskFull(f"no space for {what}")
         return super().effect(what)
+
+    def mark(self, path: Path) -> Stamp | None:
+        # Each mark is another one, as the times are that the real disk gives a file.
+        super().mark(path)
+        inode = self.volume.names.get(str(path))
+        if inode is not None:
+            inode.written = 2 + self.random.randrange(1 << 60)  # type: ignore[assignment]
+        return self.stat(path)
 
     @property
     def _is_full(self) -> bool:
@@ -258,7 +268,6 @@ class Walk:
         last = self.disk.trace[-1] if self.disk.trace else "nothing"
         self.note(f"   {kind} in {last!r}")
         self.crashes += 1
-        self.replica = None
         self.disk = self.disk.after(kind)
         if kind == "power":
             self._power_lost()
@@ -272,6 +281,7 @@ class Walk:
 
     async def reopen(self) -> None:
         """Another agent, which may be ended while it recovers, and the next one too."""
+        self.replica = None
         for attempt in range(4):
             soon = self.disk.effects + 1 + int(self.chance.random() ** 2 * 30)
             fault = ""
@@ -293,7 +303,6 @@ class Walk:
                 kind = self.chance.choice(("kill", "power"))
                 self.note(f"   {kind} in {self.disk.trace[-1]!r}")
                 self.disk = self.disk.after(kind)
-                self.replica = None
                 if kind == "power":
                     self._power_lost()
                 else:
