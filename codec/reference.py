@@ -314,7 +314,8 @@ def decode_frame(base: Array | None, frame: bytes) -> tuple[str, tuple[int, ...]
     if bounded > 2**42:
         raise CorruptFrame(f"{bounded} elements")
     size = TYPES[names[0]][1]
-    old = None if base is None or kind % 2 == 0 else [int(x) for x in base]
+    fits = base is not None and kind % 2 == 1 and base.itemsize == size
+    old = [int(x) for x in base] if base is not None and fits else None
     if base_digest is not None and (old is None or len(old) != count or _digest(old, size) != base_digest):
         raise BaseMismatch("another base")
     new = _chunks_in(cursor, old, names[0], count) if kind < 2 else _from_bytes(cursor.take(count * size), size)
