@@ -134,7 +134,11 @@ def in_one_thread(patch: pytest.MonkeyPatch, luck: random.Random) -> None:
             await asyncio.sleep(0)
         return call(*args)
 
+    def run(self: asyncio.BaseEventLoop, executor: Executor | None, call: Callable[..., Any], *args: Any) -> Any:
+        return asyncio.ensure_future(here(call, *args), loop=self)
+
     patch.setattr(replica_module, "ThreadPoolExecutor", Inline)
+    patch.setattr(asyncio.BaseEventLoop, "run_in_executor", run)
     patch.setattr(asyncio, "to_thread", here)
     patch.setattr(disk_module, "COPY_BYTES", 300)
 
