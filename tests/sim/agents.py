@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
 MODEL, STATE = Path("/model"), Path("/state")
 PLACES = Places.of(MODEL)
-WATCH_S = 5.0
-"""Between two looks of an agent at its files: what they find is hidden and repaired just as well a little later."""
+WATCH_S, OFTEN_S = 5.0, 0.3
+"""Between two looks of an agent at its files. What they find is hidden and repaired just as well a little later, but an
+agent that looks often repairs more of it beside following."""
 DISTRUST = frozenset({"head", "manifest", "receipt", "layout", "shard"})
 
 
@@ -397,7 +398,7 @@ class SimAgent:
             self.node,
             client=cast("Any", world.client(process, self.node)),
             engine=self.engine,
-            pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0, watch_s=WATCH_S),
+            pace=Pace(poll_s=6.0, longest_retry_s=5.0, heartbeat_s=20.0, watch_s=world.watch_s),
             ambient=Ambient(clock=world.clock(self.node).count_s, sleep=process.sleep, draw=world.chance.random),
         )
         await self.agent.follow()

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from tests.sim.chaos import Chaos
 
 
+WAITS_S = 10.0
+"""How long a hand waits for a version."""
+
+
 def _body(data: bytearray, chance: random.Random) -> None:
     """One byte of a tensor, or of the text."""
     head = 8 + int.from_bytes(data[:8], "little")
@@ -77,6 +81,34 @@ def files_are_edited(chaos: Chaos) -> None:
     chaos.world.note(f"{agent.node}: {path} is edited: {edit.__name__[1:]}")
 
 
+def weights_are_edited_as_a_version_comes(chaos: Chaos) -> None:
+    """As soon as the next version is decided: while its weights are repaired the agent hears of another one."""
+    world = chaos.world
+    decided, until_s = len(world.model.decided), world.loop.time() + WAITS_S
+
+    def look() -> None:
+        if not world.chaotic or world.loop.time() > until_s:
+            return
+        if len(world.model.decided) > decided:
+            _edit_weights(chaos)
+        else:
+            world.loop.call_later(0.05, look)
+
+    look()
+
+
+def _edit_weights(chaos: Chaos) -> None:
+    agent = _someone(chaos)
+    if agent is None or not (files := agent.disk.weight_files()):
+        return
+    path = f"{MODEL}/{chaos.chance.choice(files)}"
+    agent.handled()
+    inode = agent.disk.volume.names[path]
+    _body(inode.data, chaos.chance)
+    inode.written = True
+    chaos.world.note(f"{agent.node}: {path} is edited as a version comes")
+
+
 def private_directory_is_removed(chaos: Chaos) -> None:
     """``rm -r .weightcast``: marks, locks, and the agent's own records where those lie inside."""
     agent = _someone(chaos)
@@ -103,5 +135,5 @@ def weights_rot(chaos: Chaos) -> None:
     chaos.world.note(f"{agent.node}: a bit of {path} flips unseen")
 
 
-FAULTS = (files_are_edited, private_directory_is_removed, weights_rot)
+FAULTS = (files_are_edited, weights_are_edited_as_a_version_comes, private_directory_is_removed, weights_rot)
 RARE = ()

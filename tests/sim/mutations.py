@@ -239,7 +239,8 @@ MUTATIONS: Mapping[str, Mutation] = {
     "gate: the mark": Mutation(((presence, "hide", _nothing),), Bias(CALM, ("agent_crashes_in_the_middle",))),
     "gate: the lock": Mutation(((gate, "exclusive", _no_lock),), Bias(CALM, ("late_joiner",))),
     "files stay for an engine that was told": Mutation(
-        ((Telling, "check", _nothing),), Bias(CALM, ("files_are_edited", "late_joiner"))
+        ((Telling, "check", _nothing),),
+        Bias(Faults(slow=0.03), ("weights_are_edited_as_a_version_comes",), tmpfs=False, watch_s=0.1),
     ),
     "the note that an answer is due": Mutation(((Telling, "recall", _nothing),), Bias(CALM, ("agent_crashes",))),
     "commit record": Mutation(
@@ -251,7 +252,7 @@ MUTATIONS: Mapping[str, Mutation] = {
     ),
     "digest verification": Mutation(
         ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
-        Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts")),
+        Bias(Faults(wrong_bytes=0.1), ("late_joiner",), early=True),
     ),
     "digests of the copy that waits": Mutation(
         ((Slots, "jobs", _jobs_of_anything),), Bias(Faults(slow=0.1), ("arena_rots", "store_is_away"))
@@ -263,11 +264,12 @@ MUTATIONS: Mapping[str, Mutation] = {
         ((clocks, "correction_s", lambda _: 0.0),), Bias(CALM, ("clock_is_set", "coordinator_restarts"))
     ),
     "two readings of a coordinator": Mutation(
-        ((bucket, "read_agreed", _read_once),), Bias(Faults(wrong_bytes=0.1), ("late_joiner", "job_restarts"))
+        ((bucket, "read_agreed", _read_once),),
+        Bias(Faults(wrong_bytes=0.1), ("collection_dies",), early=True, long=True),
     ),
     "a refused create is looked after": Mutation(
         ((RetryingStore, "_etag_if_ours", _believe_the_refusal),),
-        Bias(Faults(conflict=0.4), ("job_restarts", "two_jobs_start")),
+        Bias(Faults(conflict=0.2), ("late_joiner",), early=True),
     ),
     "engines look before they load": Mutation(
         ((gate.Visitor, "_is_right", lambda *_: True),), Bias(CALM, ("files_are_edited",))

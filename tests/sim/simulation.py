@@ -56,13 +56,19 @@ class Failed(AssertionError):
 
 @dataclass(frozen=True)
 class Bias:
-    """Where to look: faults and kinds of chaos to use, instead of those that the seed draws."""
+    """Where to look: faults and kinds of chaos to use, instead of those that the seed draws.
+
+    ``early``: the faults begin before there is a version. ``long``: there are many.
+    """
 
     faults: Faults | None = None
     kinds: tuple[str, ...] = ()
     tmpfs: bool | None = None
     full_every: int | None = None
     part_bytes: int | None = None
+    watch_s: float | None = None
+    early: bool = False
+    long: bool = False
 
 
 def simulate(seed: int, bias: Bias = Bias()) -> Result:
@@ -137,9 +143,11 @@ async def _run(world: World, bias: Bias) -> None:
         world.full_every = bias.full_every
     if bias.part_bytes is not None:
         world.bucket.part_bytes = bias.part_bytes
+    if bias.watch_s is not None:
+        world.watch_s = bias.watch_s
     faults = bias.faults or Faults.draw(world.chance)
     # Most schedules come to a first version undisturbed: what may befall that is soon found.
-    world.network.faults = faults if world.chance.random() < 0.1 else Faults()
+    world.network.faults = faults if world.chance.random() < 0.1 or bias.early else Faults()
     world.coordinators = [SimCoordinator(world, number) for number in range(world.chance.choice((1, 2, 2)))]
     world.agents = [
         SimAgent(world, number, tmpfs=world.chance.random() < 0.5 if bias.tmpfs is None else bias.tmpfs)
@@ -152,7 +160,7 @@ async def _run(world: World, bias: Bias) -> None:
         await asyncio.sleep(0.25)
     world.network.faults = faults
     pause_s = world.chance.choice((0.3, 1.0, 3.0))
-    for _ in range(world.chance.randint(*(MANY_FAULTS if world.chance.random() < 0.05 else FAULTS))):
+    for _ in range(world.chance.randint(*(MANY_FAULTS if world.chance.random() < 0.05 or bias.long else FAULTS))):
         await asyncio.sleep(world.chance.expovariate(1 / pause_s))
         chaos.act()
         world.check()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights
-from tests.sim.agents import SimAgent
+from tests.sim.agents import OFTEN_S, WATCH_S, SimAgent
 from tests.sim.clocks import Clock
 from tests.sim.collectors import MIN_AGE_S, SimCollector
 from tests.sim.coordinators import SimClient, SimCoordinator
@@ -55,6 +55,7 @@ class World:
         self.chance = random.Random(self.seed)
         self.numbers = np.random.default_rng(self.seed)
         self.full_every = self.chance.choice((0, 2, 3))
+        self.watch_s = OFTEN_S if self.chance.random() < 0.1 else WATCH_S
         self.network = Network(self.chance)
         self.bucket = Bucket(self.loop)
         self.bucket.part_bytes = self.chance.choice((0, 0, 900, 4000))
