@@ -144,6 +144,8 @@ class Updater:
             raise DamagedFiles(f"{holding.places.model} holds no weights")
         wanted = self._kept_groups(hop.layout) or frozenset()
         await self._keep(hop.version, hop.layout)
+        # Files that were begun for a version and then not needed: a whole model, perhaps in memory.
+        await self._local(beside.clear, holding.disk, holding.places)
         writer = await self._local(holding.begin_log, hop.version)
         table = {index: hop.ranges[index].digest for index in wanted}
         async with AsyncExitStack() as turn:

@@ -128,18 +128,30 @@ def without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFi
 def in_one_thread(patch: pytest.MonkeyPatch, luck: random.Random) -> None:
     """The same; ``luck`` says for how long what goes on beside has its turn."""
 
-    async def here(call: Callable[..., Any], *args: Any) -> Any:
-        # The turn of what goes on beside; a checkpoint is slow, so that versions overtake each of its steps.
-        for _ in range(luck.randrange(16) if getattr(call, "__func__", None) is Saving.step else 1):
-            await asyncio.sleep(0)
-        return call(*args)
-
     def run(self: asyncio.BaseEventLoop, executor: Executor | None, call: Callable[..., Any], *args: Any) -> Any:
-        return asyncio.ensure_future(here(call, *args), loop=self)
+        future = self.create_future()
+
+        def work(turns: int) -> None:
+            if turns:
+                self.call_soon(work, turns - 1)
+                return
+            try:
+                result = call(*args)
+            except BaseException as error:
+                future.cancelled() or future.set_exception(error)
+            else:
+                future.cancelled() or future.set_result(result)
+
+        # The turn of what goes on beside; a checkpoint is slow, so that versions overtake each of its steps.
+        self.call_soon(work, luck.randrange(16) if getattr(call, "__func__", None) is Saving.step else 0)
+        return future
+
+    async def to_thread(call: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, call, *args)
 
     patch.setattr(replica_module, "ThreadPoolExecutor", Inline)
     patch.setattr(asyncio.BaseEventLoop, "run_in_executor", run)
-    patch.setattr(asyncio, "to_thread", here)
+    patch.setattr(asyncio, "to_thread", to_thread)
     patch.setattr(disk_module, "COPY_BYTES", 300)
 
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from rollout_agent import presence
-from rollout_agent.errors import DamagedFiles, DiskError
-from rollout_agent.places import log_version
+from rollout_agent.errors import DamagedFiles, DiskError, EngineLoading
+from rollout_agent.places import Places, log_version
 from rollout_agent.state import State
 from rollout_agent.statedir import StateDir
 from tests.rollout_agent import simdisk
@@ -347,3 +347,29 @@ async def _every_fault(name: str, fault: str) -> None:
         disk = disk.power_loss()
         async with await world.open(disk, Down()):
             assert visible(disk) == last_of(world), f"lost after a reboot: {where}"
+
+
+async def test_new_files_that_were_begun_do_not_stay_beside_logs() -> None:
+    """They take the space of a whole model. Here after a sync that failed: an agent that is killed then forgets why."""
+    world = World.of((0.02, 0.02), tmpfs=False)
+    await world.head(1)
+    disk = SimDisk(Volume(), seed=SEED)
+    await first_fetch(world, disk)
+    await world.head(2)
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+        disk.fail_sync_at = disk.effects + 1
+        with pytest.raises(DiskError):
+            await replica.checkpoint(force=True)
+        await world.head(3)
+        assert replica.position is not None
+        await replica.tells(replica.position)
+        with pytest.raises(EngineLoading):
+            await replica.catch_up()
+        replica.told()
+    new = Places.of(MODEL).new
+    assert disk.names(new)
+    async with await world.open(disk.kill()) as replica:
+        await replica.catch_up()
+    assert visible(disk) == last_of(world)
+    assert not disk.names(new)

@@ -368,12 +368,12 @@ class Walk:
                 self.replica = await self.world.open(self.disk, self.wire)
         before = len(self.disk.trace)
         await self._get_to_the_head()
-        saved = any(what.startswith("rename state.json.tmp") for what in self.disk.trace[before:])
+        done = self.disk.trace[before:]
         self.harms.clear()
         assert self._look() == self.world.now
         self.kept = self.world.now
         self.suspect = False
-        self._check_tidy(saved)
+        self._check_tidy(done)
         for kind in ("kill", "power"):
             left = self.disk.apart(self.chance.randrange(1 << 30)).after(kind)
             async with await self.world.open(left, Down()):
@@ -399,11 +399,13 @@ class Walk:
                     return
         raise AssertionError(f"stays at {replica.position}")
 
-    def _check_tidy(self, saved: bool) -> None:
+    def _check_tidy(self, done: list[str]) -> None:
         """The names are those that a replica would have which had fetched this version and nothing else.
 
-        What a crash leaves behind stays until the next checkpoint is ``saved``.
+        What a crash leaves behind stays until the next version comes and the next checkpoint: if these were ``done``.
         """
+        saved = any(what.startswith("rename state.json.tmp") for what in done)
+        moved = any(what.startswith(("create change-", "rename pending.json.tmp")) for what in done)
         names, manifest = self.disk.volume.names, self.world.training.manifests[self.world.now]
         layout = self.world.training.layouts[self.world.now]
         files = [name for name in engine_files(self.disk.volume) if is_weights_name(name)]
@@ -423,6 +425,7 @@ class Walk:
         assert len(copies) == self.tmpfs, copies
         assert expected <= names.keys(), sorted(expected - names.keys())
         more = sorted(name for name in names.keys() - expected if not _may_stay(name, self.places))
+        more = [name for name in more if moved or not name.startswith(f"{self.places.new}/")]
         assert not more, f"left behind: {more}"
 
 
@@ -437,6 +440,8 @@ def _may_stay(name: str, places: Places) -> bool:
 
 def _is_beginning(name: str) -> bool:
     directory, _, last = name.rpartition("/")
+    if directory == f"{MODEL}/.weightcast/layouts":
+        return last.endswith(".tmp")
     return directory == str(MODEL) and last.removesuffix(".tmp") in (INDEX, *ASSETS) and last.endswith(".tmp")
 
 
