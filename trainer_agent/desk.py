@@ -25,6 +25,7 @@ from trainer_agent.messages import (
     AskServing,
     Attach,
     Attached,
+    BaseRebuilt,
     Close,
     Event,
     Failed,
@@ -279,6 +280,8 @@ class Desk:
             elif isinstance(event, Opened):
                 if self._is_pending(event.ordinal) and self._pending is not None:
                     self._pending.handle.note_opened(event.version)
+            elif isinstance(event, BaseRebuilt):
+                self._base_slot = event.base_slot
             elif isinstance(event, Sealed):
                 self._sealed(event)
             elif isinstance(event, Failed):

@@ -140,6 +140,13 @@ class Waiting(Message):
     reason: str
 
 
+class BaseRebuilt(Message):
+    """The base was made from the bucket; None: it cannot be. Told at once: its version may yet be given up."""
+
+    kind: Literal["base_rebuilt"] = "base_rebuilt"
+    base_slot: int | None
+
+
 class FullDone(Message):
     """The background upload from a slot ended: the slot may be written again."""
 
@@ -158,7 +165,8 @@ class Served(Message):
 
 Request = Annotated[Attach | Offered | Publish | AskServing | Close, Field(discriminator="kind")]
 Event = Annotated[
-    Attached | LayoutReady | Opened | Sealed | Failed | Waiting | FullDone | Served, Field(discriminator="kind")
+    Attached | LayoutReady | Opened | BaseRebuilt | Sealed | Failed | Waiting | FullDone | Served,
+    Field(discriminator="kind"),
 ]
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Request)

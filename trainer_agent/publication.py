@@ -12,7 +12,7 @@ from coordinator import errors as remote
 from coordinator.wire import OpenRequest, ProgressReport, ReceiptReport, VersionAnswer
 from trainer_agent.decisions import is_skipped, is_superseded, settled
 from trainer_agent.errors import PublicationFailed
-from trainer_agent.messages import Failed, Opened, Sealed
+from trainer_agent.messages import BaseRebuilt, Failed, Opened, Sealed
 from trainer_agent.patience import EXPECTED, TRANSIENT
 from trainer_agent.rebuilding import rebuild_base
 from trainer_agent.session import (
@@ -181,6 +181,7 @@ class Publication:
             _log.warning("the base cannot be rebuilt, a full shard is sent instead: %s", error)
             base = None
         worker.save(worker.state.model_copy(update={"base": base}))
+        worker.emit(BaseRebuilt(base_slot=None if base is None else base.slot))
         return Rebuilt(base)
 
     async def _send(self) -> SessionEvent:
