@@ -301,14 +301,20 @@ class Publication:
         )
 
     async def _sealed_digests(self) -> str | None:
-        """Digests of what was sealed, or None if the slot does not hold that (another attempt's receipt counted)."""
+        """Digests of what was sealed; None if the slot does not hold that (another attempt's receipt counted), or if
+        nobody can tell (retention has passed it). Sealed it is all the same.
+        """
         worker, sent = self.worker, self.sent
         if sent is not None and sent.ours:
             return sent.receipt.digests
         version, rank = self._answer.version, worker.config.rank
-        receipt, _ = await worker.patience(
-            f"receipt of version {version}", lambda: find_receipt(worker.store, worker.config.run, version, rank)
-        )
+        try:
+            receipt, _ = await worker.patience(
+                f"receipt of version {version}", lambda: find_receipt(worker.store, worker.config.run, version, rank)
+            )
+        except WeightStoreError as error:
+            _log.warning("the base of the next version is made anew: %s", error)
+            return None
         found = await asyncio.to_thread(worker.slots.digests, self.progress.slot)
         return found if found == receipt.digests else None
 

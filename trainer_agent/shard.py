@@ -14,6 +14,7 @@ from trainer_agent.encoding import Damage, Encoder, Job
 from weight_store.errors import DigestMismatch
 from weight_store.keys import receipt_key, shard_key
 from weight_store.position import Position
+from weight_store.reading import read_agreed
 from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Asset, FullRef, Receipt
 from weight_store.records import MAX_RECORD_BYTES, sha256_hex
 from weight_store.register import Created, create_or_read
@@ -178,5 +179,5 @@ async def _store_receipt(store: Store, envelope: Envelope, receipt: Receipt) -> 
 async def find_receipt(store: Store, run: str, version: int, rank: int) -> tuple[Receipt, bytes]:
     """The receipt that this rank stored, perhaps before a restart; ``ObjectNotFound`` if it did not."""
     key = receipt_key(run, version, rank)
-    blob = await store.get(key, max_bytes=MAX_RECORD_BYTES)
+    blob, _ = await read_agreed(store, key)  # named by no digest, and reported by the one that is found here
     return Receipt.parse(blob.data, key=key), blob.data
