@@ -290,6 +290,8 @@ class Worker:
         base = self.state.base
         if self.full is not None or base is None:
             return
+        if any(ref.version == base.position.version for ref in self.state.fulls):
+            return  # sealed and told for a second time, after a restart: its full is there
         manifest = await read_manifest(self.store, self.config.run, base.position)
         if wants_extra_full(manifest, self.config.full_every):
             self.save(self.state.model_copy(update={"full_due": base}))
