@@ -1,0 +1,61 @@
+"""A version that is sealed is never told to have failed, whatever its rank can still learn about its own part."""
+
+from __future__ import annotations
+
+from tests.sim.model import RUN
+from tests.trainer_agent.walk_world import SMALL
+from tests.trainer_agent.walking import Walk, walk
+from trainer_agent.shard import find_receipt
+from weight_store.keys import receipt_key
+from weight_store.memory import MemoryStore
+from weight_store.receipt import SHARD_MAGIC, Receipt
+from weight_store.store import Blob
+
+
+async def lose_the_receipt(walk: Walk) -> None:
+    """Its sidecar ends before it hears of the seal; the next one finds the receipt collected."""
+    launch = walk.start_launch(world_size=1)
+    launch.publish(SMALL)
+    assert await walk.until(lambda: launch.idle, 60.0)
+    (rank,) = launch.walkers
+    launch.publish(SMALL)
+    assert await walk.until(lambda: rank.handles[-1].version == 2, 10.0)
+    key = receipt_key(RUN, 2, 0)
+    bucket = walk.world.bucket
+    assert await walk.until(lambda: bucket.read(key) is not None, 10.0, every_s=0.001)
+    rank.sidecar.pause()
+    assert await walk.until(lambda: 2 in walk.world.model.sealed, 30.0)
+    rank.sidecar.kill()
+    receipt = bucket._store._objects.pop(key)
+    await walk.rest()
+    bucket._store._objects[key] = receipt
+    assert rank.handles[-1].error is None
+
+
+def test_a_version_is_sealed_although_its_receipt_was_collected() -> None:
+    walk(1, play=lose_the_receipt)
+
+
+class Flipping(MemoryStore):
+    """The first reading has a bit that flipped."""
+
+    flipped = False
+
+    async def get(self, key: str, *, max_bytes: int) -> Blob:
+        blob = await super().get(key, max_bytes=max_bytes)
+        if self.flipped:
+            return blob
+        self.flipped = True
+        return Blob(blob.data.replace(b'"nonce":"0', b'"nonce":"1'), blob.etag)
+
+
+async def test_the_receipt_that_is_reported_was_not_read_wrong() -> None:
+    store = Flipping()
+    receipt = Receipt(
+        run_id="00000000-0000-4000-8000-00000000000a", version=1, rank=0, parent={"version": 0, "sha256": "0" * 64},
+        layout="0" * 64, nonce="0" * 16, shard_bytes=len(SHARD_MAGIC), sizes=(), changed=(), digests="",
+        blocks="0" * 64,
+    )  # fmt: skip
+    await store.create(receipt_key("r", 1, 0), receipt.to_bytes())
+    assert await find_receipt(store, "r", 1, 0) == (receipt, receipt.to_bytes())
+    assert store.flipped

@@ -1,0 +1,40 @@
+"""A base that was rebuilt for a version is kept although the version is given up: the next copy goes beside it."""
+
+from __future__ import annotations
+
+from tests.trainer_agent.walk_world import SMALL
+from tests.trainer_agent.walking import Walk, walk
+from trainer_agent.state import STATE_FILE
+
+
+async def publish(walk: Walk) -> str | None:
+    """Publish; what it failed with."""
+    walk.launch.publish(SMALL)
+    (rank,) = walk.launch.walkers
+    await walk.rest()
+    error = rank.handles[-1].error
+    return None if error is None else error.code
+
+
+async def lose_the_base_twice(walk: Walk) -> None:
+    """Once from memory; and what is rebuilt is for a version that is given up."""
+    launch = walk.start_launch(world_size=1)
+    await walk.until(lambda: bool(launch.walkers), 10.0)
+    (rank,) = launch.walkers
+    assert await publish(walk) is None
+    while rank.desk._base_slot != 0:
+        assert await publish(walk) is None
+    rank.arena.files.pop(STATE_FILE)
+    rank.sidecar.kill()
+    walk.world.denied.add(rank.node)
+    assert await publish(walk) == "publication-failed"
+    walk.world.denied.clear()
+    assert await publish(walk) is None
+    stats = rank.handles[-1].stats
+    assert stats is not None
+    assert stats.damaged_groups == 0
+    assert stats.payload_bytes < stats.weight_bytes / 4
+
+
+def test_the_next_copy_goes_beside_a_base_that_was_rebuilt() -> None:
+    walk(1, play=lose_the_base_twice)

@@ -1,0 +1,541 @@
+"""A random walk of a training job's side: one launch after the other, against a coordinator or two and a bucket.
+
+Each walk draws everything from its seed. After each step the promises are looked at; at the end the faults stop, the
+run's owner publishes, and what is left in the bucket is looked at as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from codec import choice
+from tests.sim.collectors import MIN_AGE_S
+from tests.sim.coordinators import SimCoordinator
+from tests.sim.errors import Violation
+from tests.sim.loop import Process, SimLoop
+from tests.sim.network import Faults
+from tests.sim.world import SPECS
+from tests.trainer_agent.walk_checks import check_bucket, check_handles, check_ranks, check_tidy, explains_full
+from tests.trainer_agent.walk_world import DENSE, SMALL, WalkLaunch, WalkModel, WalkRank, WalkWorld
+from trainer_agent.state import STATE_FILE
+from weight_store.errors import WeightStoreError
+from weight_store.gc import Collector, Wish
+
+STEPS = 7
+PATIENCE_S = 60.0
+"""How long a step waits for what it ordered; faults may last longer."""
+BOUND_S = 240.0
+"""Once the faults have ended, everything is decided by then."""
+RATES = (0.03, 0.1, 0.3)
+KINDS = (
+    *("drop", "lost_reply", "late", "slow", "unavailable", "throttled"),
+    *("conflict", "wrong_bytes", "stale_head", "lost_part"),
+)
+
+
+class Broken(AssertionError):
+    """A promise was broken; what led there, and how to walk there again."""
+
+
+class Walk:
+    """One walk. ``says`` is told each step."""
+
+    def __init__(self, seed: int, loop: SimLoop, says: Callable[[str], None] = lambda line: None) -> None:
+        self.seed = seed
+        self.says = says
+        self.notes: list[str] = []
+        self.world = world = WalkWorld(seed, loop)
+        world.model = WalkModel(world.bucket, MIN_AGE_S - 1.0)
+        world.model.may_be_full = lambda *found: explains_full(self, *found)
+        self.chance = world.chance
+        self.first = dict(world._first)
+        self.unsure_bases = False
+        """Whether history may be gone or wrong for whoever rebuilds a base."""
+        self.steps = self.crashes = 0
+        self.collections = 0
+        self.told: Counter[tuple[str, str]] = Counter()
+        """What trainers were told of publications that failed."""
+
+    # ---- the walk
+
+    async def walk(self, play: Callable[[Walk], Awaitable[None]]) -> None:
+        """``play``, and what follows once the faults end. Raises ``Broken``."""
+        try:
+            self._begin()
+            await play(self)
+            await self.settle()
+        except Exception as error:
+            told = "\n".join(self.notes)
+            raise Broken(
+                f"{told}\n{traceback.format_exc()}seed {self.seed}: {type(error).__name__}: {error}\n"
+                f"walk it again: python -m tests.trainer_agent.walks --seed {self.seed}"
+            ) from error
+
+    def _begin(self) -> None:
+        world = self.world
+        world.coordinators = [SimCoordinator(world, number) for number in range(self.chance.choice((1, 2)))]
+        for number, coordinator in enumerate(world.coordinators):
+            world.traps[coordinator.node].spring = lambda number=number: self.stop_coordinator(number)
+
+    async def wander(self) -> None:
+        """Any steps."""
+        self.start_launch()
+        for _ in range(STEPS + self.chance.randrange(STEPS)):
+            await self._step()
+
+    def note(self, line: str) -> None:
+        """One more line of the walk."""
+        self.notes.append(f"{self.world.loop.now_s:8.2f} {line}")
+        self.says(self.notes[-1])
+        self.world.note(line)
+
+    async def _step(self) -> None:
+        self.steps += 1
+        name = self.chance.choices(list(OPERATIONS), [weight for weight, _ in OPERATIONS.values()])[0]
+        fault = self._draw_fault()
+        head = self.world.model.head
+        at = None if head is None else (head.launch, head.position.version)
+        self.note(f"{self.steps}. {name} (head {at}){f': {fault}' if fault else ''}")
+        await OPERATIONS[name][1](self)
+        if self.chance.random() < 0.7:
+            self.calm()
+        self.look()
+
+    def _draw_fault(self) -> str:
+        chance, luck = self.chance, self.chance.random()
+        if luck < 0.35 and self.ranks:
+            rank = chance.choice(self.ranks)
+            at, after = 1 + int(chance.random() ** 2 * 40), chance.random() < 0.5
+            rank.effects.set(at, after=after)
+            self.crashes += 1
+            return f"{rank.node}'s sidecar is killed {'after' if after else 'before'} effect {at}"
+        if luck < 0.45:
+            coordinator = chance.choice(self.world.coordinators)
+            at, after = 1 + int(chance.random() ** 2 * 40), chance.random() < 0.5
+            self.world.traps[coordinator.node].set(at, after=after)
+            return f"{coordinator.node} is killed {'after' if after else 'before'} effect {at}"
+        if luck < 0.65:
+            kinds = chance.sample(KINDS, chance.choice((1, 1, 2, 3)))
+            rates = {kind: chance.choice(RATES) for kind in kinds}
+            self.world.network.faults = replace(Faults(), **rates)
+            self.unsure_bases |= "wrong_bytes" in rates
+            return f"{rates}"
+        if luck < 0.70 and self.ranks:
+            rank = chance.choice(self.ranks)
+            rank.arena.is_full = True  # type: ignore[attr-defined]
+            return f"no room in the arena of {rank.node}"
+        return ""
+
+    def calm(self) -> None:
+        """The faults of this step end; those who were killed may still be dead."""
+        self.world.network.calm()
+        self.world.denied.clear()
+        for effects in self.world.traps.values():
+            effects.at = None
+        for rank in self.ranks:
+            rank.arena.is_full = False  # type: ignore[attr-defined]
+
+    def look(self) -> None:
+        """What must hold at any time."""
+        self.world.check()
+        check_handles(self)
+        check_ranks(self)
+
+    # ---- what steps use
+
+    @property
+    def launch(self) -> WalkLaunch:
+        """The newest."""
+        found = self.world.launches[-1]
+        assert isinstance(found, WalkLaunch)
+        return found
+
+    @property
+    def launches(self) -> list[WalkLaunch]:
+        """All that run, or sleep."""
+        return [found for found in self.world.launches if isinstance(found, WalkLaunch) and found.running]
+
+    @property
+    def ranks(self) -> list[WalkRank]:
+        """Those of all launches that run, or sleep."""
+        return [rank for launch in self.launches for rank in launch.walkers]
+
+    def start_launch(self, **given: Any) -> WalkLaunch:
+        """From a checkpoint of an earlier publication."""
+        chance, known = self.chance, list(self.world.model.published.values())
+        drawn = {
+            "weights": chance.choice(known[-4:]) if known else self.first,
+            "specs": SPECS[0] if chance.random() < 0.7 else SPECS[1],
+            "world_size": chance.choice((1, 2, 2)),
+            "first_step": chance.choice((0, 0, 7)),
+            "max_wait_s": chance.choice((3.0, 30.0, 100.0)),
+        }
+        found = self.world.walk_launch(**drawn | given)
+        self.note(f"   {found.name} of {found.world_size}")
+        return found
+
+    def stop_coordinator(self, number: int) -> None:
+        """It is started again later."""
+        found = self.world.coordinators[number]
+        if found.service is not None:
+            found.stop()
+            self.later(0.0, 6.0, lambda: found.start() if found.service is None else None)
+
+    def later(self, low_s: float, high_s: float, call: Callable[[], object]) -> None:
+        """``call`` somewhen between the two."""
+        self.world.loop.call_later(self.chance.uniform(low_s, high_s), call)
+
+    async def until(self, ready: Callable[[], bool], limit_s: float, every_s: float = 0.25) -> bool:
+        """Wait until it is so; False if it is not in time."""
+        loop = self.world.loop
+        until_s = loop.time() + limit_s
+        while not ready():
+            if loop.time() >= until_s:
+                return False
+            await asyncio.sleep(every_s)
+            self.world.check()
+        return True
+
+    async def rest(self) -> None:
+        """Wait for what was ordered of the newest launch, not for ever."""
+        launch = self.launch
+        if not await self.until(lambda: launch.idle, PATIENCE_S):
+            self.note("   goes on without an end")
+
+    # ---- the end
+
+    async def settle(self) -> None:
+        """The faults end: all is decided, whoever has the run publishes, and nothing is left that nobody needs."""
+        self.note("the faults end")
+        self.calm()
+        for launch in self.launches:
+            launch.resume()
+        for coordinator in self.world.coordinators:
+            coordinator.process.resume()
+            if coordinator.service is None:
+                coordinator.start()
+        if not self.launches:
+            self.start_launch()
+        if not await self.until(lambda: all(launch.idle for launch in self.launches), BOUND_S):
+            raise Violation(f"never decided: {[r.handles for r in self.ranks if not all(h.done for h in r.handles)]}")
+        self.look()
+        for attempt in range(2):
+            owner = await self._owner()
+            await self._publish(owner)
+            if attempt == 1 and any(rank.handles[-1].error is not None for rank in owner.walkers):
+                raise Violation(f"{owner.name} cannot publish: {[rank.handles[-1].error for rank in owner.walkers]}")
+        await self._ask_zombies(owner)
+        check_bucket(self)
+        await self._collect_all()
+
+    async def _owner(self) -> WalkLaunch:
+        def found() -> WalkLaunch | None:
+            head = self.world.model.head
+            mine = [launch for launch in self.launches if head is not None and launch.name == head.launch]
+            return mine[0] if mine else None
+
+        if not self.launches:
+            self.start_launch()
+        # Whoever starts takes the run over; one that lost the race for it ends.
+        if not await self.until(lambda: found() is not None or not self.launches, BOUND_S):
+            self.start_launch()
+            if not await self.until(lambda: found() is not None, BOUND_S):
+                raise Violation("nobody can take the run over")
+        return found() or await self._owner()
+
+    async def _ask_zombies(self, owner: WalkLaunch) -> None:
+        for launch in self.launches:
+            if launch is owner:
+                continue
+            await self._publish(launch)
+            codes = {rank.handles[-1].error.code for rank in launch.walkers if rank.handles[-1].error is not None}
+            if not launch.ended and codes != {"fenced"}:
+                raise Violation(f"{launch.name} is told {codes}, and not that the run is another's")
+
+    async def _publish(self, launch: WalkLaunch) -> None:
+        self.note(f"{launch.name} publishes")
+        launch.publish(SMALL)
+        if not await self.until(lambda: launch.idle, BOUND_S):
+            raise Violation(f"never decided: {[rank.handles for rank in launch.walkers]}")
+        self.look()
+
+    async def _collect_all(self) -> None:
+        for _ in range(3):
+            await asyncio.sleep(MIN_AGE_S + 2.0)
+            await self.collect(1)
+        self.look()
+        check_tidy(self)
+
+    async def collect(self, keep: int) -> None:
+        """One garbage collection, by a machine of its own."""
+        self.collections += 1
+        process = Process("gc")
+        store = self.world.store(process, "gc", distrust=frozenset({"control", "head", "open", "manifest", "receipt"}))
+        collector = Collector(store, self.world.run, min_age_s=MIN_AGE_S, nonce=self.world.nonce, sleep=process.sleep)
+        try:
+            await collector.collect(Wish(keep_versions=keep), wait=False)
+        except WeightStoreError as error:
+            self.note(f"   gc ends: {error.code}")
+
+
+# ---- steps
+
+
+async def publish_small(walk: Walk) -> None:
+    """About a hundredth of the weights changes."""
+    walk.launch.publish(SMALL)
+    await walk.rest()
+
+
+async def publish_dense(walk: Walk) -> None:
+    """Most weights change, or all tensors but one stay."""
+    walk.launch.publish(DENSE, walk.chance.choice(((), ("norm",), ("layers.0.a",))))
+    await walk.rest()
+
+
+async def publish_the_same(walk: Walk) -> None:
+    """Nothing has changed."""
+    walk.launch.publish(0.0)
+    await walk.rest()
+
+
+async def publish_in_a_row(walk: Walk) -> None:
+    """The next one is ready before the last one is decided."""
+    for _ in range(walk.chance.randint(2, 4)):
+        walk.launch.publish(walk.chance.choice((SMALL, SMALL, 0.0)))
+        await asyncio.sleep(walk.chance.choice((0.0, 0.3, 5.0)))
+    await walk.rest()
+
+
+async def publish_and_go_on(walk: Walk) -> None:
+    """What befalls the job next, befalls it in the middle."""
+    walk.launch.publish(SMALL)
+    await asyncio.sleep(walk.chance.uniform(0.0, 0.5))
+
+
+async def wait(walk: Walk) -> None:
+    """Whatever goes on beside goes on."""
+    await asyncio.sleep(walk.chance.choice((0.1, 1.0, 15.0)))
+
+
+async def sidecar_dies(walk: Walk) -> None:
+    """Now."""
+    if walk.ranks:
+        rank = walk.chance.choice(walk.ranks)
+        walk.note(f"   {rank.node}")
+        rank.sidecar.kill()
+        walk.crashes += 1
+
+
+async def sidecar_sleeps(walk: Walk) -> None:
+    """Perhaps until its version has expired."""
+    if walk.ranks:
+        rank = walk.chance.choice(walk.ranks)
+        process = rank.sidecar
+        seconds = walk.chance.choice((1.0, 14.0, 30.0))
+        walk.note(f"   {rank.node} for {seconds:g} s")
+        walk.launch.publish(SMALL)
+        await asyncio.sleep(walk.chance.uniform(0.0, 0.3))
+        process.pause()
+        await asyncio.sleep(seconds)
+        process.resume()
+        await walk.rest()
+
+
+async def job_restarts(walk: Walk) -> None:
+    """From a checkpoint."""
+    walk.launch.kill()
+    launch = walk.start_launch()
+    launch.publish(walk.chance.choice((SMALL, 0.0)))
+    await walk.rest()
+
+
+async def job_becomes_a_zombie(walk: Walk) -> None:
+    """Another takes over while it sleeps; then it wakes up and goes on."""
+    old = walk.launch
+    if len(walk.launches) > 2:
+        return
+    old.pause()
+    walk.start_launch().publish(SMALL)
+    await asyncio.sleep(walk.chance.choice((0.0, 0.3, 2.0)))
+    if walk.chance.random() < 0.5:
+        await walk.rest()
+    old.resume()
+    old.publish(SMALL)
+    await walk.rest()
+
+
+async def two_jobs_start(walk: Walk) -> None:
+    """At once, beside one that runs."""
+    if len(walk.launches) > 2:
+        return
+    for _ in range(2):
+        walk.start_launch().publish(SMALL)
+        await asyncio.sleep(walk.chance.choice((0.0, 0.1)))
+    await walk.rest()
+
+
+async def rank_is_denied(walk: Walk) -> None:
+    """The store refuses its shards for good."""
+    if walk.ranks:
+        rank = walk.chance.choice(walk.ranks)
+        walk.note(f"   {rank.node}")
+        walk.world.denied.add(rank.node)
+        walk.launch.publish(SMALL)
+        await walk.rest()
+        if walk.chance.random() < 0.5:
+            walk.world.denied.clear()
+            walk.launch.publish(SMALL)
+            await walk.rest()
+
+
+async def state_rots(walk: Walk) -> None:
+    """A bit of it, or all of it is gone; then the sidecar ends."""
+    ranks = [rank for rank in walk.ranks if STATE_FILE in rank.arena.files and not rank.unsure]
+    if ranks:
+        rank = walk.chance.choice(ranks)
+        rank.sidecar.kill()
+        state = bytearray(rank.arena.files.pop(STATE_FILE))
+        if walk.chance.random() < 0.5:
+            state[walk.chance.randrange(len(state))] ^= 1 << walk.chance.randrange(8)
+            rank.arena.files[STATE_FILE] = bytes(state)
+        walk.note(f"   {rank.node}")
+
+
+async def base_rots(walk: Walk) -> None:
+    """A bit flips in the base."""
+    ranks = [rank for rank in walk.ranks if rank.arena.slots and rank.desk._base_slot is not None]
+    if ranks:
+        rank = walk.chance.choice(ranks)
+        _flip(walk, rank, rank.desk._base_slot or 0)
+
+
+async def copy_rots(walk: Walk) -> None:
+    """A bit flips in the copy that waits, once its digests are known."""
+    walk.launch.publish(SMALL)
+    ranks = walk.launch.walkers
+    if await walk.until(lambda: any(rank.waiting is not None for rank in ranks), 3.0):
+        rank = next(rank for rank in ranks if rank.waiting is not None)
+        _flip(walk, rank, rank.waiting or 0)
+    await walk.rest()
+
+
+def _flip(walk: Walk, rank: WalkRank, slot: int) -> None:
+    memory = rank.arena.slots[slot]
+    memory[walk.chance.randrange(len(memory))] ^= 1 << walk.chance.randrange(8)
+    rank.unsure = True
+    walk.note(f"   a bit of slot {slot} of {rank.node}")
+
+
+async def collect(walk: Walk) -> None:
+    """Old versions go, perhaps those that a base is rebuilt from."""
+    await walk.collect(walk.chance.choice((1, 1, 2, 3)))
+    walk.unsure_bases = True
+    if walk.chance.random() < 0.5:
+        await asyncio.sleep(MIN_AGE_S)
+
+
+async def coordinator_restarts(walk: Walk) -> None:
+    """Killed, and started again later."""
+    walk.stop_coordinator(walk.chance.randrange(len(walk.world.coordinators)))
+
+
+async def coordinator_sleeps(walk: Walk) -> None:
+    """In the middle of what it does."""
+    process = walk.chance.choice(walk.world.coordinators).process
+    process.pause()
+    walk.later(0.5, 20.0, process.resume)
+
+
+async def rank_is_cut_off(walk: Walk) -> None:
+    """From the store or a coordinator, until the step's end."""
+    if walk.ranks:
+        rank = walk.chance.choice(walk.ranks)
+        walk.world.network.cut(rank.node, walk.chance.choice(["store", *(c.node for c in walk.world.coordinators)]))
+        walk.launch.publish(SMALL)
+        await asyncio.sleep(walk.chance.uniform(0.5, 15.0))
+
+
+OPERATIONS: dict[str, tuple[float, Callable[[Walk], Awaitable[None]]]] = {
+    step.__name__: (weight, step)
+    for weight, step in (
+        (8.0, publish_small),
+        (2.0, publish_dense),
+        (1.5, publish_the_same),
+        (4.0, publish_in_a_row),
+        (5.0, publish_and_go_on),
+        (2.0, wait),
+        (3.0, sidecar_dies),
+        (2.0, sidecar_sleeps),
+        (3.0, job_restarts),
+        (2.0, job_becomes_a_zombie),
+        (0.7, two_jobs_start),
+        (2.0, rank_is_denied),
+        (1.5, state_rots),
+        (1.0, base_rots),
+        (1.0, copy_rots),
+        (1.5, collect),
+        (1.0, coordinator_restarts),
+        (1.0, coordinator_sleeps),
+        (1.5, rank_is_cut_off),
+    )
+}
+
+
+# ---- running
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Inside the block nothing is logged, and tiny groups are coded as large ones are."""
+    level = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with mock.patch.object(choice, "_SMALL_BYTES", 0):
+            yield
+    finally:
+        logging.disable(level)
+
+
+def walk(
+    seed: int,
+    says: Callable[[str], None] = lambda line: None,
+    play: Callable[[Walk], Awaitable[None]] = Walk.wander,
+) -> Walk:
+    """Walk once. Raises ``Broken`` where a promise is."""
+    loop, enabled = SimLoop(), gc.isenabled()
+    # What cycles keep alive would otherwise be closed at moments that differ between runs.
+    gc.disable()
+    asyncio.set_event_loop(loop)
+    walking = Walk(seed, loop, says)
+    try:
+        with quietly():
+            loop.run_until_complete(walking.walk(play))
+        return walking
+    finally:
+        _end(walking, loop)
+        if enabled:
+            gc.enable()
+
+
+def _end(walking: Walk, loop: SimLoop) -> None:
+    walking.world.over = True
+    for launch in walking.world.launches:
+        launch.ended = launch.ended or "over"
+        for rank in launch.ranks:
+            rank.link.closed = True
+    while tasks := loop.running():
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
+    asyncio.set_event_loop(None)
+    loop.close()
