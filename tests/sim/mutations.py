@@ -81,7 +81,7 @@ async def _take_over_blindly(self: Run, launch: str, expected_term: int | None =
     )
     if found and not isinstance(step, decisions.CreateHead | ReplaceHead):
         return found[0].head
-    await self._write(step, found[1] if found else "")
+    await self._write(step, found)
     return step.head
 
 
