@@ -35,10 +35,22 @@ compile() {
     $cxx $flags $more -c "$1.cpp" -o "$out/$(basename "$1").o"
 }
 
-for program in ${PROGRAMS:-hostile}; do compile "$here/$program" & done
+# As many at a time as there are cores. What failed has left no object, so linking fails.
+cores=$(nproc 2> /dev/null || echo 2)
+running=0
+start() {
+    if [ "$running" -ge "$cores" ]; then
+        wait
+        running=0
+    fi
+    compile "$1" &
+    running=$((running + 1))
+}
+
 objects=
+for program in ${PROGRAMS:-hostile}; do start "$here/$program"; done
 for file in $files; do
-    compile "$native/$file"
+    start "$native/$file"
     objects="$objects $out/$file.o"
 done
 wait
