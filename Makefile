@@ -12,7 +12,7 @@ PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcas
 PIP      := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim fuzz check format packaging tree ci bench-codec deltas clean
+.PHONY: help setup demo test sim walks fuzz check format packaging tree ci bench-codec deltas clean
 
 help: ## List these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ test: setup ## Run all tests against a real S3 server and real processes (ARGS='
 
 sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=600; ARGS='--seed N' replays one)
 	@$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),600) $(ARGS)
+
+walks: setup ## Walk one replica at random through crashes, faults and damage (SECONDS=600; ARGS='--seed N' replays one)
+	@$(BIN)/python -m tests.rollout_agent.walks --seconds $(or $(SECONDS),600) $(ARGS)
 
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house

@@ -50,7 +50,7 @@ async def _next(training: Training, chance: random.Random) -> None:
     training.step(chance.choices((0.0, 0.02, 0.05, 0.9), (1, 12, 2, 6))[0])
     if chance.random() < 0.15:
         training.aborted = chance.randint(1, 2)
-    if chance.random() < 0.1:
+    if chance.random() < 0.15:
         training.term += 1
         training.world = chance.choice([world for world in (1, 2, 3) if world != training.world])
         training.fulls.clear()  # those are of other ranks

@@ -12,12 +12,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from rollout_agent import presence
 from rollout_agent.errors import DamagedFiles, DiskError, EngineLoading
-from rollout_agent.places import Places, log_version
-from rollout_agent.state import State
-from rollout_agent.statedir import StateDir
-from tests.rollout_agent import simdisk
+from rollout_agent.places import Places
+from tests.rollout_agent import switches
 from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
@@ -263,43 +260,14 @@ async def _goes_on(name: str, world: World, disk: SimDisk, where: str) -> None:
         assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
 
 
-def _no_log_sync(patch: pytest.MonkeyPatch) -> None:
-    sync = simdisk.SimAppender.sync
-    patch.setattr(simdisk.SimAppender, "sync", lambda self: self.path.suffix == ".log" or sync(self))
-
-
-def _no_weight_sync(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(simdisk.SimMap, "sync", lambda self: None)
-
-
-def _no_hiding(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(presence, "hide", lambda disk, places: None)
-
-
-def _no_later_logs(patch: pytest.MonkeyPatch) -> None:
-    drop = StateDir.drop_older
-
-    def drop_all(self: StateDir, keep: State, later: object = ()) -> None:
-        drop(self, keep)
-        for log in self._disk.names(self._places.state):
-            if log_version(log) is not None:
-                self._disk.remove(self._places.state / log)
-
-    patch.setattr(StateDir, "drop_older", drop_all)
-
-
-def _no_boot_id(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(SimDisk, "boot_id", lambda self: "always the same")
-
-
 @pytest.mark.parametrize(
     ("switch_off", "name", "kind"),
     [
-        (_no_log_sync, "follow", "power"),
-        (_no_weight_sync, "follow", "power"),
-        (_no_hiding, "follow", "kill"),
-        (_no_boot_id, "follow", "power"),
-        (_no_later_logs, "overlap", "power"),
+        (switches.no_log_sync, "follow", "power"),
+        (switches.no_weight_sync, "follow", "power"),
+        (switches.no_hiding, "follow", "kill"),
+        (switches.no_boot_id, "follow", "power"),
+        (switches.no_later_logs, "overlap", "power"),
     ],
 )
 def test_has_teeth(

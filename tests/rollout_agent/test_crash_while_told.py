@@ -16,15 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from rollout_agent import installing, presence
 from rollout_agent.agent import Agent
 from rollout_agent.engine import Staged
 from rollout_agent.errors import EngineLoading, EngineRefused, EngineSilent
-from rollout_agent.holding import Holding
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
-from rollout_agent.state import Told, load
-from rollout_agent.telling import Telling
+from tests.rollout_agent import switches
 from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
@@ -363,22 +360,6 @@ async def _stepped(agent: Agent, disk: ToldDisk) -> None:
     raise AssertionError("the engine is never asked")
 
 
-def _no_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Telling, "check", lambda self: None)
-
-
-def _no_recall(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Telling, "recall", lambda self, run_id: None)
-
-
-def _any_boot(patch: pytest.MonkeyPatch) -> None:
-    def recall(self: Telling, run_id: str | None) -> None:
-        found = load(self._disk, self._places.told, Told)
-        self.position = found and found.position
-
-    patch.setattr(Telling, "recall", recall)
-
-
 def _note_goes_early(patch: pytest.MonkeyPatch) -> None:
     load = Engine.load
 
@@ -389,27 +370,6 @@ def _note_goes_early(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "load", loads)
 
 
-def _note_half_written(patch: pytest.MonkeyPatch) -> None:
-    put = presence.put
-
-    def plainly(disk: SimDisk, path: Path, data: bytes) -> None:
-        if path.name != "told.json":
-            put(disk, path, data)
-            return
-        disk.remove(path)
-        disk.append(path).write(data)
-
-    patch.setattr(presence, "put", plainly)
-
-
-def _whatever_is_new(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Holding,
-        "_finish_install",
-        lambda self, pending, table: installing.finish(self.disk, self.places, table, self.exclusive),
-    )
-
-
 def _no_lock(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ToldDisk, "try_lock", SimDisk.try_lock)
 
@@ -417,12 +377,12 @@ def _no_lock(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("switch_off", "name", "tmpfs", "kind"),
     [
-        (_no_check, "by log", False, "kill"),
-        (_no_recall, "by log", False, "kill"),
-        (_any_boot, "silent", False, "power"),
+        (switches.no_telling_check, "by log", False, "kill"),
+        (switches.no_telling_recall, "by log", False, "kill"),
+        (switches.told_in_any_boot, "silent", False, "power"),
         (_note_goes_early, "by log", False, "kill"),
-        (_note_half_written, "silent", False, "kill"),
-        (_whatever_is_new, "new files", True, "kill"),
+        (switches.told_half_written, "silent", False, "kill"),
+        (switches.whatever_is_new, "new files", True, "kill"),
         (_no_lock, "silent", False, "kill"),
     ],
 )

@@ -145,6 +145,8 @@ class Walk:
     """The version that an engine was told of and has not answered to."""
     collected: int = 0
     """Versions below this are gone from the store."""
+    rebooted: bool = False
+    """Whether no agent has been here since the power was lost."""
     suspect: bool = False
     """Whether a sync has failed since the replica was at the head last."""
     steps: int = 0
@@ -278,6 +280,7 @@ class Walk:
     def _power_lost(self) -> None:
         assert gate.holds(self.disk, self.places) is None, "visible after a power loss, before anybody has looked"
         self.shown, self.reading = self.kept, None
+        self.rebooted = True
 
     async def reopen(self) -> None:
         """Another agent, which may be ended while it recovers, and the next one too."""
@@ -318,6 +321,8 @@ class Walk:
         found = self._look()
         if not self.harms:
             assert self.shown is None or found is not None, f"nothing held after recovery, {self.shown} was shown"
+        assert replica.telling is None or not self.rebooted, "waits for an engine that is gone"
+        self.rebooted = False
         if replica.telling is not None and self.reading is None:
             replica.told()  # killed between the note and the call, or between the answer and its end
         if self.reading is not None:

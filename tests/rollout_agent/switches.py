@@ -1,0 +1,94 @@
+"""Mechanisms to switch off, one at a time: with any of them off the crash tests and the walks must find a violation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rollout_agent import installing, presence, rebuilding
+from rollout_agent.holding import Holding
+from rollout_agent.places import log_version
+from rollout_agent.state import State, Told, load
+from rollout_agent.statedir import StateDir
+from rollout_agent.telling import Telling
+from tests.rollout_agent import simdisk
+from tests.rollout_agent.simdisk import SimDisk
+
+
+def no_log_sync(patch: pytest.MonkeyPatch) -> None:
+    sync = simdisk.SimAppender.sync
+    patch.setattr(simdisk.SimAppender, "sync", lambda self: self.path.suffix == ".log" or sync(self))
+
+
+def no_weight_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(simdisk.SimMap, "sync", lambda self: None)
+
+
+def no_hiding(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(presence, "hide", lambda disk, places: None)
+
+
+def no_later_logs(patch: pytest.MonkeyPatch) -> None:
+    drop = StateDir.drop_older
+
+    def drop_all(self: StateDir, keep: State, later: object = ()) -> None:
+        drop(self, keep)
+        for log in self._disk.names(self._places.state):
+            if log_version(log) is not None:
+                self._disk.remove(self._places.state / log)
+
+    patch.setattr(StateDir, "drop_older", drop_all)
+
+
+def no_boot_id(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(SimDisk, "boot_id", lambda self: "always the same")
+
+
+def no_removed_assets(patch: pytest.MonkeyPatch) -> None:
+    """A start does not look for them."""
+    patch.setattr(StateDir, "asset_names", lambda self: frozenset())
+
+
+def whatever_is_new(patch: pytest.MonkeyPatch) -> None:
+    """A start moves into place what lies in ``new/``, of whatever version."""
+    patch.setattr(
+        Holding,
+        "_finish_install",
+        lambda self, pending, table: installing.finish(self.disk, self.places, table, self.exclusive),
+    )
+
+
+def only_what_is_wrong(patch: pytest.MonkeyPatch) -> None:
+    """A repair through another layout does not rebuild what it stores over."""
+    patch.setattr(rebuilding, "needed_groups", rebuilding._leading_to)
+    patch.setattr("rollout_agent.updating.needed_groups", rebuilding._leading_to)
+
+
+def no_telling_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Telling, "check", lambda self: None)
+
+
+def no_telling_recall(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Telling, "recall", lambda self, run_id: None)
+
+
+def told_in_any_boot(patch: pytest.MonkeyPatch) -> None:
+    def recall(self: Telling, run_id: str | None) -> None:
+        found = load(self._disk, self._places.told, Told)
+        self.position = found and found.position
+
+    patch.setattr(Telling, "recall", recall)
+
+
+def told_half_written(patch: pytest.MonkeyPatch) -> None:
+    put = presence.put
+
+    def plainly(disk: SimDisk, path: Path, data: bytes) -> None:
+        if path.name != "told.json":
+            put(disk, path, data)
+            return
+        disk.remove(path)
+        disk.append(path).write(data)
+
+    patch.setattr(presence, "put", plainly)
