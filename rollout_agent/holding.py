@@ -363,6 +363,7 @@ class Holding(Guarded):
         """
         held, weights = self._both()
         unsaved = self.unsaved or self.logs or self.disk.size(self.places.pending) is not None
+        unsaved = unsaved or (self.copies and not self._record().checkpoint)  # it has none that leads to what is held
         if not unsaved or self.damage or self.suspect or self.unsettled or not self.whole:
             return None
         return Saving(
