@@ -371,6 +371,7 @@ class Walk:
                 self._power_lost()
                 self.note("   power loss, so that everything is read")
                 self.replica = await self.world.open(self.disk, self.wire)
+                self._recovered()
         before = len(self.disk.trace)
         await self._get_to_the_head()
         done = self.disk.trace[before:]
