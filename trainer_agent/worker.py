@@ -30,13 +30,13 @@ from trainer_agent.session import Progress
 from trainer_agent.signs import Movement
 from trainer_agent.slots import Slots
 from trainer_agent.state import STATE_FILE, Base, State, Waiting, seal, unseal
-from weight_store.errors import LayoutError, ObjectNotFound
+from weight_store.errors import FormatError, LayoutError, ObjectNotFound
 from weight_store.keys import offer_key
 from weight_store.layout import Layout
 from weight_store.offer import Offer
 from weight_store.reading import read_head, read_layout, read_manifest
 from weight_store.receipt import Asset
-from weight_store.records import MAX_COLUMNS_BYTES, pack, unpack
+from weight_store.records import MAX_COLUMNS_BYTES, pack, sha256_hex, unpack
 from weight_store.register import Existing, create_or_read
 from weight_store.store import Store
 
@@ -47,6 +47,7 @@ _log = logging.getLogger(__name__)
 LAYOUT_WAIT_S = 10.0
 TERM_WAIT_S = 20.0
 _SHOWN_RANKS = 10
+LAYOUT_READINGS = 3
 STORE_LOOKS = 3
 """Looks at the head, a second and then two apart, before the store is taken for another one than the coordinator's."""
 
@@ -101,7 +102,7 @@ class Worker:
         else:
             self.term, self.run_id = config.term, config.run_id
         if config.layout is not None:
-            self._resume(config.layout)
+            await self._resume(config.layout)
         base = self._state.base if self._state else None
         self.emit(
             Attached(
@@ -137,6 +138,8 @@ class Worker:
                 found = f"another run of the name {self.config.run}"
             except ObjectNotFound:
                 found = f"no run {self.config.run}"
+            except FormatError as error:
+                found = str(error)
             if look < STORE_LOOKS:
                 await self.patience.sleep(look)
         raise SetupRefused(
@@ -144,11 +147,18 @@ class Worker:
             "different stores; give the Publisher the store URL that the coordinator was started with"
         )
 
-    def _resume(self, sha256: str) -> None:
+    async def _resume(self, sha256: str) -> None:
         raw, stored = self.arena.read("layout"), self.arena.read(STATE_FILE)
         if raw is None:
             raise SidecarFailed(f"{self.arena.path} lost its layout: start the training job again")
-        self._use_layout(sha256, Layout.parse(raw, key="layout"))
+        if sha256_hex(raw) == sha256:
+            layout = Layout.parse(raw, key="layout")
+        else:
+            # Another layout would read the slots otherwise, and no digest that is taken of that would tell.
+            _log.warning("the layout in %s is damaged: it is read from the bucket again", self.arena.path)
+            layout = await self._read_layout(sha256)
+            self.arena.write("layout", layout.to_bytes())
+        self._use_layout(sha256, layout)
         found = None if stored is None else unseal(stored)
         if found is not None and (found.run_id, found.layout) == (self.run_id, sha256):
             self._state = found
@@ -193,7 +203,7 @@ class Worker:
         """Offer the arena's pieces, wait for all ranks, and put the layout into the arena."""
         try:
             sha256 = await self._agree(await self.patience("offering the pieces", self._offer))
-            layout = await self.patience("reading the layout", lambda: read_layout(self.store, self.config.run, sha256))
+            layout = await self._read_layout(sha256)
             self.arena.write("layout", layout.to_bytes())
         except EXPECTED as error:
             self.emit(Failed(ordinal=None, code=error.code, message=str(error)))
@@ -213,6 +223,15 @@ class Worker:
             )
         report = OfferReport(world_size=offer.world_size)
         return await self.coordinator.report_offer(self.config.run, self.term, offer.rank, report)
+
+    async def _read_layout(self, sha256: str) -> Layout:
+        store, run = self.store, self.config.run
+        for _ in range(LAYOUT_READINGS - 1):
+            try:
+                return await self.patience("reading the layout", lambda: read_layout(store, run, sha256))
+            except FormatError as error:
+                _log.warning("the layout is read again: %s", error)
+        return await self.patience("reading the layout", lambda: read_layout(store, run, sha256))
 
     async def _agree(self, answer: LayoutAnswer) -> str:
         run, world_size = self.config.run, self.config.world_size

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ENDED = frozenset({"fenced"})
 """Codes by which a launch is told that it is over, whatever became of its last version."""
+ENDS = frozenset({"", "killed", "closed", "fenced"})
+"""Of launches."""
 TASKS = 8
 """Of an idle sidecar: the connection, the copy of a full, and what these wait for."""
 
@@ -49,6 +51,9 @@ def check_handles(walk: Walk) -> None:
     """What trainers were told is so."""
     for launch in walk.world.launches:
         assert isinstance(launch, WalkLaunch)
+        misread = max(walk.world.misread[rank.node] for rank in launch.walkers) if launch.walkers else 0
+        if launch.ended not in ENDS and misread < 2:
+            raise Violation(f"{launch.name} ends: {launch.ended}")
         for rank in launch.walkers:
             for handle in rank.handles:
                 if handle.done:

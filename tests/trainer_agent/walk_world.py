@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,9 +19,9 @@ from tests.sim.store import SimStore, retried
 from tests.sim.trainers import Launch, SimArena, SimRank, _together
 from tests.sim.world import World
 from trainer_agent.desk import Desk
-from trainer_agent.errors import ArenaTooSmall
+from trainer_agent.errors import ArenaTooSmall, InvalidPieces
 from trainer_agent.handle import Handle
-from trainer_agent.messages import Attach, Event, Publish
+from trainer_agent.messages import Attach, Close, Event, Publish
 from trainer_agent.patience import Patience
 from trainer_agent.state import STATE_FILE
 from trainer_agent.worker import Worker
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SMALL, DENSE = 0.012, 0.9
+DISTRUST = frozenset({"shard", "receipt", "manifest", "open", "head", "layout", "offer", "asset"})
+"""All that a rank reads may reach it with wrong bytes."""
 
 
 @dataclass
@@ -45,17 +48,19 @@ class Effects:
     count: int = 0
     at: int | None = None
     after: bool = False
+    again: Callable[[], int] | None = None
+    """How many effects later it springs once more."""
 
-    def set(self, at: int, *, after: bool) -> None:
+    def set(self, at: int, *, after: bool, again: Callable[[], int] | None = None) -> None:
         """Spring at the ``at``-th effect from now on."""
-        self.at, self.after = self.count + at, after
+        self.at, self.after, self.again = self.count + at, after, again
 
     def passes(self, effect: Callable[[], T]) -> T:
         """Let ``effect`` happen. Raises ``Killed`` if that is what the trap does."""
         self.count += 1
         if self.count != self.at:
             return effect()
-        self.at = None
+        self.at = None if self.again is None else self.count + self.again()
         if self.after:
             effect()
         self.spring()
@@ -67,6 +72,17 @@ class WalkStore(SimStore):
 
     effects: Effects
     denied: Callable[[str], bool]
+    misread: Callable[[], None]
+    once: set[str]
+
+    def _perhaps_wrong(self, key: str, data: bytes) -> bytes:
+        found = super()._perhaps_wrong(key, data)
+        if found is not data:
+            self.misread()
+        if self._distrust is DISTRUST and (kind := parse_key(key).kind) in self.once:
+            self.once.discard(kind)
+            return bytes([data[0] ^ 1]) + data[1:]
+        return found
 
     def _outcome(self, what: str, key: str, effect: Callable[[], T]) -> T | StoreError:
         if what in ("put", "begin", "create") and self.denied(key):
@@ -170,6 +186,8 @@ class WalkRank(SimRank):
         arena.effects = self.effects
         self.desk = desk = WalkDesk(cast("Arena", arena), self.desk._attach, make_link=self._make_link)
         desk.rank = self
+        if world.chance.random() < world.ends_early:
+            self.effects.set(1 + int(world.chance.random() ** 2 * 40), after=world.chance.random() < 0.5)
         self.unsure = False
         """Whether bits have flipped since the launch began."""
 
@@ -184,7 +202,7 @@ class WalkRank(SimRank):
         self.worker = worker = WalkWorker(
             request,
             cast("Arena", self.arena),
-            world.store(process, self.node, distrust=frozenset({"shard", "receipt", "manifest"})),
+            world.store(process, self.node, distrust=DISTRUST),
             cast("Any", client),
             lambda event: effects.passes(lambda: emit(event)),
             patience=Patience(sleep=process.sleep, fraction=world.chance.random),
@@ -201,6 +219,8 @@ class WalkLaunch(Launch):
     def start(self) -> None:
         self.orders: asyncio.Queue[tuple[float, Sequence[str]]] = asyncio.Queue()
         self.ordered = 0
+        self.skips: set[int] = set()
+        """Ranks that cannot copy what they publish."""
         super().start()
 
     def publish(self, share: float, names: Sequence[str] = ()) -> None:
@@ -241,6 +261,31 @@ class WalkLaunch(Launch):
             world.model.publishes(self.name, ordinal, dict(self.weights))
             await _together(self._publish(rank, ordinal) for rank in self.ranks)
 
+    async def _publish(self, rank: SimRank, ordinal: int) -> None:
+        if rank.rank not in self.skips:
+            await super()._publish(rank, ordinal)
+            return
+        handle = rank.desk.new_handle(ordinal, self.first_step + ordinal)
+        self.handles.append((ordinal, handle))
+        rank.desk.fail(handle, InvalidPieces("its pieces changed"))
+
+    async def close(self, grace_s: float) -> None:
+        """As a Publisher does at the end of a program; sidecars that do not end in time are a violation."""
+        self.ended = self.ended or "closed"
+        self.process.kill()
+        for rank in self.walkers:
+            rank.desk._link.send(Close(grace_s=grace_s))
+            rank.link.closed = True
+        loop = self.world.loop
+        until_s = loop.time() + grace_s + 60.0
+        for rank in self.walkers:
+            while any(not task.done() for task in rank.sidecar.tasks):
+                if loop.time() > until_s:
+                    self.world.violation(f"{rank.node}'s sidecar does not end: {rank.sidecar.tasks}")
+                    break
+                await asyncio.sleep(0.1)
+            rank.die()
+
     def _change(self, share: float, names: Sequence[str]) -> None:
         numbers = self.world.numbers
         for name, bits in self.weights.items():
@@ -254,6 +299,12 @@ class WalkWorld(World):
     """See the module."""
 
     traps: dict[str, Effects] = field(default_factory=dict)
+    ends_early: float = 0.0
+    """How likely the sidecar of a new rank is killed."""
+    misread: Counter[str] = field(default_factory=Counter)
+    """How often a node has got wrong bytes."""
+    misread_once: set[str] = field(default_factory=set)
+    """Kinds of object of which one reading by a rank is wrong."""
     denied: set[str] = field(default_factory=set)
     """Nodes that may not write shards, for the store's policy."""
 
@@ -264,9 +315,18 @@ class WalkWorld(World):
     def store(self, process: Process, node: str, *, distrust: Collection[str] = ()) -> RetryingStore:
         clock = self.clock(node)
         found = WalkStore(
-            self.bucket, self.network, process, node, clock, self.chance, self.note, distrust=frozenset(distrust)
+            self.bucket,
+            self.network,
+            process,
+            node,
+            clock,
+            self.chance,
+            self.note,
+            distrust=distrust if isinstance(distrust, frozenset) else frozenset(distrust),
         )
         found.effects = self.effects_of(node, lambda: None)
+        found.misread = lambda: self.misread.update((node,))
+        found.once = self.misread_once
         found.denied = lambda key: node in self.denied and parse_key(key).kind == "shard"
         return retried(found, clock, process, self.chance)
 

@@ -82,6 +82,7 @@ class Walk:
 
     def _begin(self) -> None:
         world = self.world
+        world.ends_early = self.chance.choice((0.0, 0.0, 0.5))
         world.coordinators = [SimCoordinator(world, number) for number in range(self.chance.choice((1, 2)))]
         for number, coordinator in enumerate(world.coordinators):
             world.traps[coordinator.node].spring = lambda number=number: self.stop_coordinator(number)
@@ -115,9 +116,11 @@ class Walk:
         if luck < 0.35 and self.ranks:
             rank = chance.choice(self.ranks)
             at, after = 1 + int(chance.random() ** 2 * 40), chance.random() < 0.5
-            rank.effects.set(at, after=after)
+            again = (lambda: 1 + int(chance.random() ** 2 * 40)) if chance.random() < 0.2 else None
+            rank.effects.set(at, after=after, again=again)
             self.crashes += 1
-            return f"{rank.node}'s sidecar is killed {'after' if after else 'before'} effect {at}"
+            when = f"{'after' if after else 'before'} effect {at}{', and again' if again else ''}"
+            return f"{rank.node}'s sidecar is killed {when}"
         if luck < 0.45:
             coordinator = chance.choice(self.world.coordinators)
             at, after = 1 + int(chance.random() ** 2 * 40), chance.random() < 0.5
@@ -141,6 +144,8 @@ class Walk:
         self.world.denied.clear()
         for effects in self.world.traps.values():
             effects.at = None
+        for launch in self.launches:
+            launch.skips.clear()
         for rank in self.ranks:
             rank.arena.is_full = False  # type: ignore[attr-defined]
 
@@ -384,6 +389,55 @@ async def two_jobs_start(walk: Walk) -> None:
     await walk.rest()
 
 
+async def job_closes(walk: Walk) -> None:
+    """In order, perhaps before all is decided; then it starts again."""
+    launch = walk.launch
+    launch.publish(SMALL)
+    if walk.chance.random() < 0.5:
+        await walk.rest()
+    if launch.ended:
+        return
+    if launch.walkers:
+        await launch.close(walk.chance.choice((0.0, 1.0, 30.0)))
+    walk.start_launch().publish(SMALL)
+
+
+async def job_sleeps(walk: Walk) -> None:
+    """The whole machine, in the middle of a publication."""
+    launch = walk.launch
+    launch.publish(SMALL)
+    await asyncio.sleep(walk.chance.uniform(0.0, 0.5))
+    launch.pause()
+    await asyncio.sleep(walk.chance.choice((1.0, 14.0, 30.0)))
+    launch.resume()
+    await walk.rest()
+
+
+async def rank_skips_a_step(walk: Walk) -> None:
+    """One rank's pieces cannot be published, and the others' are."""
+    launch = walk.launch
+    launch.skips = {walk.chance.randrange(launch.world_size)}
+    launch.publish(SMALL)
+    if walk.chance.random() < 0.5:
+        await walk.rest()
+    else:
+        await walk.until(lambda: launch.published == launch.ordered or bool(launch.ended), 60.0)
+    launch.skips = set()
+    launch.publish(SMALL)
+    await walk.rest()
+
+
+async def layout_rots(walk: Walk) -> None:
+    """A bit of what a later sidecar reads of the layout."""
+    if ranks := [rank for rank in walk.ranks if rank.arena.files.get("layout")]:
+        rank = walk.chance.choice(ranks)
+        layout = bytearray(rank.arena.files["layout"])
+        layout[walk.chance.randrange(len(layout))] ^= 1 << walk.chance.randrange(8)
+        rank.arena.files["layout"] = bytes(layout)
+        rank.sidecar.kill()
+        walk.note(f"   {rank.node}")
+
+
 async def rank_is_denied(walk: Walk) -> None:
     """The store refuses its shards for good."""
     if walk.ranks:
@@ -479,6 +533,10 @@ OPERATIONS: dict[str, tuple[float, Callable[[Walk], Awaitable[None]]]] = {
         (3.0, job_restarts),
         (2.0, job_becomes_a_zombie),
         (0.7, two_jobs_start),
+        (1.0, job_closes),
+        (1.0, job_sleeps),
+        (1.5, rank_skips_a_step),
+        (0.7, layout_rots),
         (2.0, rank_is_denied),
         (1.5, state_rots),
         (1.0, base_rots),
