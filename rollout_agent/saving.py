@@ -110,5 +110,7 @@ class Saving:
                         store()
                         yield log.path.name
             yield from weights.sync_each()
+            # Where somebody put another file in the place of one, it is that which was found right.
+            self._disk.sync_dir(self._directory)
         finally:
             weights.close()

@@ -100,8 +100,9 @@ class Updater:
             await self._local(holding.hide)
             await self._run(hops, needed, weights)
             if not holding.copies:
-                # No log would bring these bytes back after a power loss.
+                # No log would bring these bytes back after a power loss, nor the name of a file that was gone.
                 await self._local(weights.sync)
+                await self._local(holding.disk.sync_dir, holding.places.model)
         await self._local(holding.verify)
 
     def _trusted(self) -> Held | None:

@@ -28,7 +28,7 @@ from tests.rollout_agent.crashing import (
     visible,
     without_threads,
 )
-from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
+from tests.rollout_agent.simdisk import Crash, Inode, SimDisk, Volume
 
 
 @pytest.fixture(autouse=True)
@@ -341,3 +341,24 @@ async def test_new_files_that_were_begun_do_not_stay_beside_logs() -> None:
         await replica.catch_up()
     assert visible(disk) == last_of(world)
     assert not disk.names(new)
+
+
+@pytest.mark.parametrize("by_hand", ["removed", "replaced"])
+async def test_a_file_that_was_put_back_is_there_after_a_power_loss(by_hand: str) -> None:
+    """Removed: it was repaired. Replaced by an equal one: the next checkpoint rests on that."""
+    world = World.of((0.02,), tmpfs=False)
+    await world.head(1)
+    disk = SimDisk(Volume(), seed=SEED)
+    await first_fetch(world, disk)
+    async with await world.open(disk) as replica:
+        path, inode = next((p, i) for p, i in disk.volume.names.items() if p.endswith("2.safetensors"))
+        disk.volume.put(path, None if by_hand == "removed" else Inode(bytearray(inode.data), written=True))
+        if by_hand == "replaced":
+            await world.head(2)
+        await replica.catch_up()
+        await replica.checkpoint(force=True)
+    assert visible(disk) == last_of(world)
+    for luck in range(20):
+        left = SimDisk(disk.volume.clone(), seed=luck).power_loss()
+        async with await world.open(left, Down()):
+            assert visible(left) == last_of(world), f"lost at a reboot, SEED={luck}"
