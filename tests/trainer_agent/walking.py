@@ -11,7 +11,7 @@ import gc
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ from trainer_agent.state import STATE_FILE
 from weight_store.errors import WeightStoreError
 from weight_store.gc import Collector, Wish
 
-STEPS = 7
+STEPS = 6
 PATIENCE_S = 60.0
 """How long a step waits for what it ordered; faults may last longer."""
 BOUND_S = 240.0
@@ -60,6 +60,8 @@ class Walk:
         self.first = dict(world._first)
         self.unsure_bases = False
         """Whether history may be gone or wrong for whoever rebuilds a base."""
+        self.stale = False
+        """Whether a coordinator may have believed that a term is still to come: no store that is good enough does that."""
         self.steps = self.crashes = 0
         self.collections = 0
         self.told: Counter[tuple[str, str]] = Counter()
@@ -87,11 +89,11 @@ class Walk:
         for number, coordinator in enumerate(world.coordinators):
             world.traps[coordinator.node].spring = lambda number=number: self.stop_coordinator(number)
 
-    async def wander(self) -> None:
-        """Any steps."""
+    async def wander(self, names: Sequence[str] = ()) -> None:
+        """Any steps, or (``names``) these."""
         self.start_launch()
         for _ in range(STEPS + self.chance.randrange(STEPS)):
-            await self._step()
+            await self._step(names or tuple(OPERATIONS))
 
     def note(self, line: str) -> None:
         """One more line of the walk."""
@@ -99,9 +101,9 @@ class Walk:
         self.says(self.notes[-1])
         self.world.note(line)
 
-    async def _step(self) -> None:
+    async def _step(self, names: Sequence[str]) -> None:
         self.steps += 1
-        name = self.chance.choices(list(OPERATIONS), [weight for weight, _ in OPERATIONS.values()])[0]
+        name = self.chance.choices(names, [OPERATIONS[name][0] for name in names])[0]
         fault = self._draw_fault()
         head = self.world.model.head
         at = None if head is None else (head.launch, head.position.version)
@@ -131,6 +133,7 @@ class Walk:
             rates = {kind: chance.choice(RATES) for kind in kinds}
             self.world.network.faults = replace(Faults(), **rates)
             self.unsure_bases |= "wrong_bytes" in rates
+            self.stale |= "stale_head" in rates
             return f"{rates}"
         if luck < 0.70 and self.ranks:
             rank = chance.choice(self.ranks)
@@ -274,7 +277,7 @@ class Walk:
         self.look()
 
     async def _collect_all(self) -> None:
-        for _ in range(3):
+        for _ in range(2):
             await asyncio.sleep(MIN_AGE_S + 2.0)
             await self.collect(1)
         self.look()
