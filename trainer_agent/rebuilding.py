@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -12,6 +11,7 @@ from trainer_agent.slots import Slots
 from trainer_agent.state import Base
 from weight_store.chain import Hop, plan_chain, receipts_of
 from weight_store.errors import DigestMismatch, FormatError
+from weight_store.finishing import in_thread
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.position import Position
@@ -76,7 +76,8 @@ async def _apply(
     done = 0
     async for fetched in fetch_groups(store, run, receipt, ranges):
         view = views[entries[fetched.range.group.index]]
-        await asyncio.to_thread(_apply_group, receipt, fetched, view)
+        # Never left behind: once the version is given up, the trainer may copy into this slot.
+        await in_thread(_apply_group, receipt, fetched, view)
         done += 1
         applied(receipt.version, done)
 
