@@ -15,7 +15,7 @@ import pytest
 
 from tests.sim.mutations import MUTATIONS
 from tests.trainer_agent.walking import Broken, Walk, walk
-from trainer_agent import encoding, publication, session
+from trainer_agent import encoding, publication
 from trainer_agent.desk import Desk
 from trainer_agent.slots import Slots
 
@@ -31,12 +31,6 @@ def test_walks_keep_every_promise(batch: int) -> None:
 
 def test_the_same_seed_is_the_same_walk() -> None:
     assert walk(7).world.digest == walk(7).world.digest != walk(8).world.digest
-
-
-def any_base(patch: pytest.MonkeyPatch) -> None:
-    """A delta from whatever base is held."""
-    source_for = session.source_for
-    patch.setattr(session, "source_for", lambda base, parent: "delta" if base else source_for(base, parent))
 
 
 def any_copy(patch: pytest.MonkeyPatch) -> None:
@@ -78,10 +72,9 @@ def any_term(patch: pytest.MonkeyPatch) -> None:
 
 ZOMBIES = ("job_becomes_a_zombie", "two_jobs_start", "coordinator_sleeps", "publish_and_go_on")
 TEETH: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
-    any_base: (),
     any_copy: ("copy_rots", "publish_small"),
     damaged_bases: ("base_rots", "publish_small"),
-    slots_that_are_read: (),
+    slots_that_are_read: ("publish_small", "publish_in_a_row", "publish_dense"),
     untold_bases: ("state_rots", "rank_is_denied", "publish_small"),
     any_term: ZOMBIES,
 }

@@ -61,7 +61,7 @@ class Walk:
         self.unsure_bases = False
         """Whether history may be gone or wrong for whoever rebuilds a base."""
         self.stale = False
-        """Whether a coordinator may have believed that a term is still to come: no store that is good enough does that."""
+        """Whether a term may have seemed to be still to come, as it never does with a store that is good enough."""
         self.steps = self.crashes = 0
         self.collections = 0
         self.told: Counter[tuple[str, str]] = Counter()
