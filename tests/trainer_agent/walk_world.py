@@ -13,7 +13,7 @@ import numpy as np
 from tests.sim.clocks import Clock
 from tests.sim.coordinators import SimClient
 from tests.sim.errors import Killed, Violation
-from tests.sim.loop import Process
+from tests.sim.loop import _PROCESS, Process, SimLoop
 from tests.sim.model import Model
 from tests.sim.store import SimStore, retried
 from tests.sim.trainers import Launch, SimArena, SimRank, _together
@@ -38,6 +38,35 @@ T = TypeVar("T")
 SMALL, DENSE = 0.012, 0.9
 DISTRUST = frozenset({"shard", "receipt", "manifest", "open", "head", "layout", "offer", "asset"})
 """All that a rank reads may reach it with wrong bytes."""
+
+
+class WalkLoop(SimLoop):
+    """What runs in a thread may take a while, and goes on though nobody waits for it any more."""
+
+    slow: Callable[[], float] = staticmethod(lambda: 0.0)
+
+    def run_in_executor(self, executor: Any, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        seconds = self.slow()
+        if not seconds:
+            return super().run_in_executor(executor, call, *args)
+        future = self.create_future()
+        self.call_later(seconds, self._run_late, _PROCESS.get(), future, call, *args)
+        return future
+
+    def _run_late(
+        self, process: Process | None, future: asyncio.Future[Any], call: Callable[..., Any], *args: Any
+    ) -> None:
+        if process is not None and process.paused:
+            self.call_later(0.1, self._run_late, process, future, call, *args)
+        elif process is None or process.alive:
+            ran = super().run_in_executor(None, call, *args)
+            error = ran.exception()
+            if future.done():
+                return
+            if error is None:
+                future.set_result(ran.result())
+            else:
+                future.set_exception(error)
 
 
 @dataclass

@@ -25,7 +25,7 @@ from tests.sim.loop import Process, SimLoop
 from tests.sim.network import Faults
 from tests.sim.world import SPECS
 from tests.trainer_agent.walk_checks import check_bucket, check_handles, check_ranks, check_tidy, explains_full
-from tests.trainer_agent.walk_world import DENSE, SMALL, WalkLaunch, WalkModel, WalkRank, WalkWorld
+from tests.trainer_agent.walk_world import DENSE, SMALL, WalkLaunch, WalkLoop, WalkModel, WalkRank, WalkWorld
 from trainer_agent.state import STATE_FILE
 from weight_store.errors import WeightStoreError
 from weight_store.gc import Collector, Wish
@@ -84,6 +84,8 @@ class Walk:
 
     def _begin(self) -> None:
         world = self.world
+        if self.chance.random() < 0.3:
+            world.loop.slow = self._thread_s  # type: ignore[attr-defined]
         world.ends_early = self.chance.choice((0.0, 0.0, 0.5))
         world.coordinators = [SimCoordinator(world, number) for number in range(self.chance.choice((1, 2)))]
         for number, coordinator in enumerate(world.coordinators):
@@ -94,6 +96,10 @@ class Walk:
         self.start_launch()
         for _ in range(STEPS + self.chance.randrange(STEPS)):
             await self._step(names or tuple(OPERATIONS))
+
+    def _thread_s(self) -> float:
+        """How long a call in a thread takes."""
+        return self.chance.choice((0.0, 0.0, 0.001, 0.1, 2.0))
 
     def note(self, line: str) -> None:
         """One more line of the walk."""
@@ -573,7 +579,7 @@ def walk(
     play: Callable[[Walk], Awaitable[None]] = Walk.wander,
 ) -> Walk:
     """Walk once. Raises ``Broken`` where a promise is."""
-    loop, enabled = SimLoop(), gc.isenabled()
+    loop, enabled = WalkLoop(), gc.isenabled()
     # What cycles keep alive would otherwise be closed at moments that differ between runs.
     gc.disable()
     asyncio.set_event_loop(loop)
