@@ -145,6 +145,8 @@ class Walk:
     """The version that an engine was told of and has not answered to."""
     collected: int = 0
     """Versions below this are gone from the store."""
+    forgot: bool = False
+    """Whether records were damaged: without any nobody knows which assets earlier versions had, and they stay."""
     rebooted: bool = False
     """Whether no agent has been here since the power was lost."""
     suspect: bool = False
@@ -333,6 +335,7 @@ class Walk:
 
     def harmed(self, harm: Harm) -> None:
         self.harms.append(harm)
+        self.forgot |= harm.path in map(str, (self.places.checkpoint, self.places.pending, self.places.digests))
         self.disk.still = None
 
     def tells(self, position: Position) -> None:
@@ -347,7 +350,7 @@ class Walk:
     def _look(self) -> int | None:
         """What is visible, which has to be right."""
         self.disk.look()
-        found = visible(self.world, self.disk, self.places, self.harms)
+        found = visible(self.world, self.disk, self.places, self.harms, forgot=self.forgot)
         if found is not None:
             assert found <= self.world.now, f"shows {found}, which is not published yet"
             if not self.harms:
@@ -383,7 +386,7 @@ class Walk:
         for kind in ("kill", "power"):
             left = self.disk.apart(self.chance.randrange(1 << 30)).after(kind)
             async with await self.world.open(left, Down()):
-                found = visible(self.world, left, self.places, [])
+                found = visible(self.world, left, self.places, [], forgot=self.forgot)
                 assert found == self.world.now, f"{found} is left of {self.world.now} after a {kind}"
 
     async def _get_to_the_head(self) -> None:
@@ -431,6 +434,8 @@ class Walk:
         assert len(copies) == self.tmpfs, copies
         assert expected <= names.keys(), sorted(expected - names.keys())
         more = sorted(name for name in names.keys() - expected if not _may_stay(name, self.places))
+        if self.forgot:
+            more = [name for name in more if name not in {str(MODEL / asset) for asset in ASSETS}]
         more = [name for name in more if moved or not name.startswith(f"{self.places.new}/")]
         assert not more, f"left behind: {more}"
 
@@ -451,7 +456,7 @@ def _is_beginning(name: str) -> bool:
     return directory == str(MODEL) and last.removesuffix(".tmp") in (INDEX, *ASSETS) and last.endswith(".tmp")
 
 
-def wrong(world: World, version: int, files: dict[str, bytes]) -> str:
+def wrong(world: World, version: int, files: dict[str, bytes], *, forgot: bool) -> str:
     """What is not as it is in this version, of all that an engine could load; empty if everything is."""
     try:
         tensors = read_model({name: data for name, data in files.items() if name.endswith(".safetensors")})
@@ -466,15 +471,17 @@ def wrong(world: World, version: int, files: dict[str, bytes]) -> str:
     others = {
         n: sha256_hex(data) for n, data in files.items() if n != INDEX and not n.endswith((".safetensors", ".tmp"))
     }
+    if forgot:
+        others = {name: sha256 for name, sha256 in others.items() if name in assets}
     return "" if assets == others else f"assets {sorted(others)} of version {version} do not fit {sorted(assets)}"
 
 
-def visible(world: World, disk: SimDisk, places: Places, harms: list[Harm]) -> int | None:
+def visible(world: World, disk: SimDisk, places: Places, harms: list[Harm], *, forgot: bool) -> int | None:
     """The version that an engine would load through the gate: exactly that, unless somebody had his hands in it."""
     whole = gate.holds(disk, places)
     if whole is None:
         return None
-    found = wrong(world, whole.position.version, engine_files(disk.volume))
+    found = wrong(world, whole.position.version, engine_files(disk.volume), forgot=forgot)
     if not found:
         return whole.position.version
     assert any(item.model for item in harms), found
