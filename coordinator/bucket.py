@@ -237,8 +237,8 @@ class RunBucket:
         except ObjectNotFound:
             return None
 
-    async def write(self, step: Step, etag: str) -> str:
-        """Carry out one step on the head of ``etag`` and return the head's ETag from then on.
+    async def write(self, step: Step, etag: str) -> tuple[str, Position | None]:
+        """Carry out one step on the head of ``etag``; return the head's ETag from then on, and a manifest's position.
 
         ``PreconditionFailed``: somebody was first. ``StoreUnavailable``: nobody knows.
         """
@@ -248,22 +248,24 @@ class RunBucket:
                 # The marker first: a head without one would never be found by people.
                 with contextlib.suppress(PreconditionFailed):
                     await store.create(run_marker_key(run), b"")
-                return await self._create(head_key(run), head.to_bytes())
+                etag = await self._create(head_key(run), head.to_bytes())
             case ReplaceHead(head):
                 data = head.to_bytes()
                 self._known.put(head_key(run), sha256_hex(data))
-                return await store.replace(head_key(run), data, etag=etag)
+                etag = await store.replace(head_key(run), data, etag=etag)
             case CreateOpen(opened):
                 await self._create(open_key(run, opened.version), opened.to_bytes())
                 self._opens.put((opened.run_id, opened.version), opened)
-            case CreateRegister(record):
-                data = record.to_bytes()
-                await self._create(manifest_key(run, record.version), data)
-                if isinstance(record, Abort):
-                    self._aborts.put((record.run_id, record.version), record)
-                else:
-                    self._manifests.put(record.position(data), record)  # the head is about to come there
-        return etag
+            case CreateRegister(Abort() as abort):
+                await self._create(manifest_key(run, abort.version), abort.to_bytes())
+                self._aborts.put((abort.run_id, abort.version), abort)
+            case CreateRegister(Manifest() as manifest):
+                data = manifest.to_bytes()
+                await self._create(manifest_key(run, manifest.version), data)
+                position = manifest.position(data)
+                self._manifests.put(position, manifest)  # the head is about to come there
+                return etag, position
+        return etag, None
 
     async def _create(self, key: str, data: bytes) -> str:
         self._known.put(key, sha256_hex(data))

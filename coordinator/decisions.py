@@ -328,19 +328,19 @@ def settle(view: View, evidence: Evidence, write_id: str) -> Step:
     return Done()
 
 
-def after(view: View, step: Step) -> View | None:
+def after(view: View, step: Step, position: Position | None) -> View | None:
     """The view that a reading would have found when the store took ``step`` on ``view``; None: read to know.
 
-    Every write is conditional, so one that was acknowledged shows that what it rests on still held. A number is opened
-    only once the one before is dead or the head's, so behind a slot that was decided just now there is nothing yet.
+    ``position``: of the manifest that was written, if one was. Every write is conditional, so one that was acknowledged
+    shows that what it rests on still held. A number is opened only once the one before is dead or the head's, so behind
+    a slot that was decided just now there is nothing yet.
     """
     head, slot = view.head, view.slot
     match step:
         case CreateOpen(opened):
             return replace(view, slot=Slot(opened.version, opened))
-        case CreateRegister(Manifest() as manifest):
-            sealing = Sealing(manifest, manifest.position(manifest.to_bytes()))
-            return replace(view, slot=replace(slot, decision=sealing))
+        case CreateRegister(Manifest() as manifest) if position is not None:
+            return replace(view, slot=replace(slot, decision=Sealing(manifest, position)))
         case CreateRegister(Abort()) if slot.opened is not None:
             given_up = slot.opened if slot.opened.term == head.term else view.given_up
             return replace(view, slot=Slot(slot.version + 1), given_up=given_up)

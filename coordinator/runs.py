@@ -109,6 +109,8 @@ class Run:
             self._forget()
             known = None
         if known is not None and view.progress <= known.progress:
+            if view.progress == known.progress:
+                self._etag = etag
             return
         self.view, self._etag = view, etag
         now_s = self._ambient.clock()
@@ -200,11 +202,12 @@ class Run:
             if isinstance(step, Done):
                 return step.version
             async with self._lock:
-                if self.view is None or self.view.progress != view.progress:
-                    continue  # somebody wrote while we waited for the lock
+                if self.view is not view:
+                    continue  # something else was seen while we waited for the lock
+                seen = (view, self._etag)
                 if isinstance(step, CreateOpen):
                     await self._approve(view, request)
-                found = await self._write(step, (view, self._etag))
+                found = await self._write(step, seen)
         raise self._too_busy()
 
     async def _approve(self, view: View, request: OpenRequest) -> None:
@@ -222,13 +225,15 @@ class Run:
         self._times.put(version, replace(times, encode_s=encode_s, upload_s=upload_s))
         if tray is None:
             return
-        await self._probe(tray, [rank], report.sha256)
+        last = tray.missing() == [rank]
+        reading = [self.fresh()] if last else []  # the decision needs one: side by side
+        await asyncio.gather(self._probe(tray, [rank], report.sha256), *reading)
         if rank not in tray.receipts:
             raise ReceiptMissing(
                 f"the receipt of rank {rank} at version {version} is not in the bucket: write it, then report it"
             )
         if not tray.missing():
-            await self.settle(probe=False)
+            await self.settle(probe=False, seen=(self.view, self._etag) if last and self.view else None)
 
     async def note_progress(self, version: int, rank: int, term: int) -> None:
         """Take note that a rank still works on ``version``; now and then tell other coordinators by the bucket."""
@@ -273,14 +278,13 @@ class Run:
             tray.alive_s = self._ambient.clock()
             self.stirred.notify()
 
-    async def settle(self, *, probe: bool = True) -> View:
+    async def settle(self, *, probe: bool = True, seen: tuple[View, str] | None = None) -> View:
         """Decide what can be decided and finish the head's move; with ``probe`` look for receipts not reported.
 
-        Without, begin with what was seen last: if that is out of date, the store refuses what is decided on it.
+        ``seen``: a view that was read just now, and its head's ETag.
         """
         async with self._lock:
-            known = None if probe or self.view is None else (self.view, self._etag)
-            found = known or await self._read_existing()
+            found = seen or await self._read_existing()
             for _ in range(_ROUNDS):
                 view = found[0]
                 evidence = await self._evidence(view, probe)
@@ -322,13 +326,11 @@ class Run:
         return found
 
     async def _write(self, step: Step, found: tuple[View, str] | None) -> tuple[View, str] | None:
-        """Write, and return what the bucket says then if the store has acknowledged it; None if only a reading tells
-        whether it took effect, ours or somebody else's.
-        """
+        """Write, and return what the bucket says then if the store acknowledged it; None if only a reading tells."""
         if isinstance(step, Done | Reread):
             return None
         try:
-            etag = await self.bucket.write(step, found[1] if found else "")
+            etag, position = await self.bucket.write(step, found[1] if found else "")
         except PreconditionFailed:
             logger.info("run %s: somebody else wrote first (%s)", self.name, type(step).__name__)
             return None
@@ -336,7 +338,7 @@ class Run:
             logger.warning("run %s: no answer to %s, reading back: %s", self.name, type(step).__name__, error)
             return None
         logger.info("run %s: %s", self.name, _told(step))
-        view = decisions.after(found[0], step) if found else None
+        view = decisions.after(found[0], step, position) if found else None
         if view is None:
             return None
         self._observe(view, etag)

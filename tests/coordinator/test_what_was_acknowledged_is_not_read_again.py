@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 
 from coordinator import decisions
 from coordinator.decisions import CreateOpen, CreateRegister, ReplaceHead, Slot, View
+from coordinator.errors import CoordinatorError
+from coordinator.wire import WithdrawalReport
 from tests.coordinator.passing import Passing
 from weight_store.keys import parse_key
 from weight_store.reading import read_head
@@ -46,7 +50,9 @@ async def test_a_version_is_opened_and_sealed_in_few_requests(place: Any) -> Non
     await job.receipt(opened, 0)
     store.requests.clear()
     sealed = await job.receipt(opened, 1)
-    assert store.requests == ["get receipt", "create manifest", "replace head"]
+    # What is read is read side by side.
+    assert sorted(store.requests[:-2]) == ["get head", "get manifest", "get receipt"]
+    assert store.requests[-2:] == ["create manifest", "replace head"]
     assert sealed.state == "sealed"
     assert sealed.parent == first.position
     assert (await job.client.head("demo")).position == sealed.position
@@ -59,8 +65,8 @@ async def test_what_a_write_led_to_is_what_a_reading_finds(
     """After every acknowledged step of a run's life, given up versions included."""
     after, seen = decisions.after, []
 
-    def noted(view: View, step: Any) -> View | None:
-        found = after(view, step)
+    def noted(view: View, step: Any, position: Any) -> View | None:
+        found = after(view, step, position)
         seen.append((type(step), found))
         return found
 
@@ -115,3 +121,48 @@ async def test_a_decision_made_elsewhere_stands(job: Any, place: Any) -> None:
     late = await job.receipt(opened, 1)
     assert (late.state, late.missing) == ("aborted", (1,))
     assert (await read_head(place.store, "demo"))[0].position.version == 0
+
+
+@pytest.mark.parametrize("report", ["withdrawal", "last receipt", "both receipts"])
+async def test_a_run_that_was_made_anew_is_not_decided_for_the_one_before(place: Any, node: Any, report: str) -> None:
+    """Somebody deleted the run and began it again behind the back of a coordinator."""
+    old = await place.job(node).start()
+    await old.open(step=1)
+    for key in [entry.key async for entry in place.store.list("")]:
+        await place.store.delete(key)
+    elsewhere = await place.node()
+    new = await place.job(elsewhere, "launch-b").start()
+    opened = await new.open(step=1)
+    if report == "withdrawal":
+        with contextlib.suppress(CoordinatorError):
+            await node.client.withdraw("demo", 1, 0, WithdrawalReport(term=1, code="code", sentence="sentence"))
+        reported = False
+    else:
+        await new.receipt(opened, 0, at=node.client if report == "both receipts" else None)
+        await new.receipt(opened, 1, at=node.client)
+        reported = True
+    for _ in range(2):
+        await elsewhere.tick()
+    state = (await new.client.version("demo", 1)).state
+    register = [entry.key async for entry in place.store.list("demo/") if parse_key(entry.key).kind == "manifest"]
+    assert state == ("sealed" if reported else "aborted" if register else "undecided")
+    assert (await node.client.version("demo", 1)).run_id == opened.run_id
+
+
+async def test_a_run_made_anew_while_a_rank_waits_is_not_opened_for_the_one_before(place: Any, node: Any) -> None:
+    old = await place.job(node).start()
+    run, _ = node.service.registry.get("demo")
+    async with run._lock:
+        waiting = asyncio.ensure_future(old.open(step=1))
+        for _ in range(1000):
+            if run._lock._waiters:
+                break
+            await asyncio.sleep(0)
+        assert run._lock._waiters
+        for key in [entry.key async for entry in place.store.list("")]:
+            await place.store.delete(key)
+        new = await place.job(await place.node(), "launch-b").start()
+        await node.client.head("demo")
+    with contextlib.suppress(CoordinatorError):
+        await waiting
+    assert (await new.publish(step=1)).state == "sealed"

@@ -27,7 +27,7 @@ from tests.model.state import (
 from tests.model.world import WHY, Model
 from weight_store import manifest
 from weight_store.head import Head
-from weight_store.position import GENESIS
+from weight_store.position import GENESIS, Position
 from weight_store.version import Abort, Open
 
 WORLDS = {
@@ -146,9 +146,9 @@ def test_launches_that_say_what_they_saw_need_not_be_remembered(monkeypatch: pyt
 def test_a_coordinator_that_takes_its_write_for_more_than_it_was_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     after = decisions.after
 
-    def hasty(view: View, step: Step) -> View | None:
+    def hasty(view: View, step: Step, position: Position | None) -> View | None:
         """As if nobody could have a say between the register and the head."""
-        found = after(view, step)
+        found = after(view, step, position)
         if found is None or not isinstance(found.slot.decision, Sealing):
             return found
         moved = found.head.model_copy(update={"position": found.slot.decision.position})

@@ -366,23 +366,33 @@ class Model:
         """With what the real code takes the bucket to say after a write that was acknowledged."""
         step, at = self.steps[done.step - 1], done.at
         before = self._view(bucket, at, done.register)
-        view = self.decide.after(before, step) if before else None
+        manifest = step.record if isinstance(step, CreateRegister) and isinstance(step.record, Manifest) else None
+        position = manifest.position(manifest.to_bytes()) if manifest else None
+        view = self.decide.after(before, step, position) if before else None
         if view is None:
             return None
         decision = view.slot.decision
         register = self._number_of(decision.manifest if isinstance(decision, Sealing) else decision)
         opened, given_up = self._number_of(view.slot.opened), self._number_of(view.given_up)
         head = self.numbers.of(step.head) if isinstance(step, ReplaceHead) else at.head
-        state = self._state(bucket, view.slot.version) or VersionState()
-        right = (self.numbers.of(view.head), opened, register) == (head, state.opened, state.register)
-        if not right and self.mutation == Mutation():
+        numbers = (self.numbers.of(view.head), opened, register, given_up)
+        if self.mutation == Mutation() and not self._is_so(bucket, view, numbers, head):
             raise Violation("a coordinator takes the bucket for something else than its write has made of it")
         return self._decide(bucket, Reading(at.task, head, view.slot.version, opened, given_up), register)
 
+    def _is_so(self, bucket: Bucket, view: View, numbers: tuple[int, ...], head: int) -> bool:
+        """Whether a reading with this head would find the same: its opening, register and the newest one given up."""
+        given_up = NONE
+        for state in bucket.versions[view.head.position.version : view.slot.version - 1]:
+            opened = self.numbers[state.opened] if state.opened else None
+            given_up = state.opened if isinstance(opened, Open) and opened.term == view.head.term else given_up
+        state = self._state(bucket, view.slot.version) or VersionState()
+        now = (head, state.opened, state.register, given_up)
+        return numbers == now and view.current == self.current(bucket, view.head)
+
     def _number_of(self, record: Open | Manifest | Abort | None) -> int:
-        if record is None:
-            return NONE
-        return self.numbers.of(record if isinstance(record, Open) else plain(record))
+        record = record if record is None or isinstance(record, Open) else plain(record)
+        return NONE if record is None else self.numbers.of(record)
 
     def _once(self, key: tuple[object, ...], make: Callable[[], object]):
         if key not in self.memory:
