@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -35,7 +35,8 @@ TASKS = 8
 def explains_full(walk: Walk, manifest: Manifest, weights: Any) -> bool:
     """Whether a rank may send what it has whole: a delta would not be small, or there is nothing to start from."""
     model = walk.world.model
-    if manifest.parent == GENESIS or walk.unsure_bases or any(rank.unsure for rank in walk.ranks):
+    ranks = [cast("WalkRank", rank) for launch in walk.world.launches for rank in launch.ranks]
+    if manifest.parent == GENESIS or walk.unsure_bases or any(rank.unsure for rank in ranks):
         return True
     parent = model._manifest(manifest.parent)
     chain = [link for link in parent.chain if link.version >= parent.full_version]
