@@ -40,6 +40,7 @@ from trainer_agent.messages import (
 )
 from weight_store.layout import Layout
 from weight_store.offer import Offer
+from weight_store.records import sha256_hex
 
 _log = logging.getLogger(__name__)
 
@@ -315,8 +316,10 @@ class Desk:
 
     def _layout_ready(self, event: LayoutReady) -> None:
         raw = self._arena.read("layout")
-        if raw is None:
-            self._end(SidecarFailed(f"the layout is missing from {self._arena.path}"))
+        # Another one would have the pieces copied to other places, and no digest that is taken of those would tell.
+        if raw is None or sha256_hex(raw) != event.sha256:
+            state = "missing from" if raw is None else "damaged in"
+            self._end(SidecarFailed(f"the layout is {state} {self._arena.path}: start the training job again"))
             return
         self._layout = Layout.parse(raw, key="layout")
         self._attach = self._attach.model_copy(update={"layout": event.sha256})

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 LAYOUT_WAIT_S = 10.0
 TERM_WAIT_S = 20.0
 _SHOWN_RANKS = 10
-LAYOUT_READINGS = 3
+_LAYOUT_READINGS = 3
 STORE_LOOKS = 3
 """Looks at the head, a second and then two apart, before the store is taken for another one than the coordinator's."""
 
@@ -131,6 +131,7 @@ class Worker:
 
     async def _check_store(self) -> None:
         """``SetupRefused`` unless our store is the one in which the coordinator keeps the run."""
+        found = ""
         for look in range(1, STORE_LOOKS + 1):
             try:
                 head, _ = await self.patience("looking at the head", lambda: read_head(self.store, self.config.run))
@@ -139,8 +140,9 @@ class Worker:
                 found = f"another run of the name {self.config.run}"
             except ObjectNotFound:
                 found = f"no run {self.config.run}"
-            except FormatError as error:
-                found = str(error)
+            except FormatError:  # perhaps read wrong
+                if look == STORE_LOOKS:
+                    raise
             if look < STORE_LOOKS:
                 await self.patience.sleep(look)
         raise SetupRefused(
@@ -150,13 +152,11 @@ class Worker:
 
     async def _resume(self, sha256: str) -> None:
         raw, stored = self.arena.read("layout"), self.arena.read(STATE_FILE)
-        if raw is None:
-            raise SidecarFailed(f"{self.arena.path} lost its layout: start the training job again")
-        if sha256_hex(raw) == sha256:
+        if raw is not None and sha256_hex(raw) == sha256:
             layout = Layout.parse(raw, key="layout")
         else:
             # Another layout would read the slots otherwise, and no digest that is taken of that would tell.
-            _log.warning("the layout in %s is damaged: it is read from the bucket again", self.arena.path)
+            _log.warning("the layout in %s is gone or damaged: it is read from the bucket again", self.arena.path)
             layout = await self._read_layout(sha256)
             with contextlib.suppress(ArenaTooSmall):  # the next sidecar would have to read it too
                 self.arena.write("layout", layout.to_bytes())
@@ -228,12 +228,15 @@ class Worker:
 
     async def _read_layout(self, sha256: str) -> Layout:
         store, run = self.store, self.config.run
-        for _ in range(LAYOUT_READINGS - 1):
+        left = _LAYOUT_READINGS
+        while True:
             try:
                 return await self.patience("reading the layout", lambda: read_layout(store, run, sha256))
             except FormatError as error:
+                left -= 1
+                if not left:
+                    raise
                 _log.warning("the layout is read again: %s", error)
-        return await self.patience("reading the layout", lambda: read_layout(store, run, sha256))
 
     async def _agree(self, answer: LayoutAnswer) -> str:
         run, world_size = self.config.run, self.config.world_size

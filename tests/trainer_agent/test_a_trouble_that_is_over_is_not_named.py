@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 import pytest
 
-from trainer_agent.arena import Arena
+from tests.trainer_agent.silent import attached_desk
 from trainer_agent.desk import Desk
 from trainer_agent.handle import Handle
-from trainer_agent.link import Link
-from trainer_agent.messages import Attach, Attached, Event, Failed, FullDone, Waiting
+from trainer_agent.messages import Event, Failed, FullDone, Waiting
 from trainer_agent.patience import Patience
 from weight_store.errors import ObjectNotFound, StoreError, StoreUnavailable
 from weight_store.retry import ONCE, Retrier, RetryPolicy
@@ -19,41 +17,17 @@ from weight_store.retry import ONCE, Retrier, RetryPolicy
 OUTAGE = "http://store cannot be reached"
 
 
-class Silent:
-    """Stands for the link to a sidecar: the test says what the sidecar tells."""
-
-    def __init__(self, socket_path: object, *, on_event: Callable[[Event], None], **_: Any) -> None:
-        self.tell = on_event
-
-    def send(self, message: object) -> None:
-        pass
-
-    def note_progress(self) -> None:
-        pass
-
-
 @pytest.fixture
 def attached(tmp_path) -> tuple[Desk, Callable[[Event], None], Callable[[int], Handle]]:
     """A desk whose sidecar is there, what that tells, and publications that are undecided."""
-    links: list[Silent] = []
-
-    def make(*args: Any, **callbacks: Any) -> Link:
-        links.append(Silent(*args, **callbacks))
-        return cast("Link", links[0])
-
-    arena = Arena.create(tmp_path)
-    attach = Attach(
-        arena=str(arena.path), run="r", store="file:///x", coordinator="http://c", rank=0, world_size=1, launch="l"
-    )
-    desk = Desk(arena, attach, make_link=make)
-    links[0].tell(Attached(run_id="x", term=1, base_slot=None, full_slot=None))
+    desk, arena, tell = attached_desk(tmp_path)
 
     def publish(ordinal: int) -> Handle:
         handle = desk.new_handle(ordinal, step=ordinal)
         desk.publish(handle, slot=0, copy_s=0)
         return handle
 
-    yield desk, links[0].tell, publish
+    yield desk, tell, publish
     arena.remove()
 
 
