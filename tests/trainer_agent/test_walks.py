@@ -19,7 +19,7 @@ from trainer_agent import encoding, publication
 from trainer_agent.desk import Desk
 from trainer_agent.slots import Slots
 
-BATCHES, BATCH = 8, 10
+BATCHES, BATCH = 6, 10
 HUNT = 120
 
 
