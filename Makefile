@@ -43,8 +43,8 @@ test: setup ## Run all tests against a real S3 server and real processes (ARGS='
 sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=600; ARGS='--seed N' replays one)
 	@$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),600) $(ARGS)
 
-walks: setup ## Walk one replica at random through crashes, faults and damage (SECONDS=600; ARGS='--seed N' replays one)
-	@$(BIN)/python -m tests.rollout_agent.walks --seconds $(or $(SECONDS),600) $(ARGS)
+walks: setup ## Walk one replica (PART=trainer_agent: a job's side) at random through crashes, faults, damage (SECONDS, ARGS as sim)
+	@$(BIN)/python -m tests.$(or $(PART),rollout_agent).walks --seconds $(or $(SECONDS),600) $(ARGS)
 
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.rollout_agent import switches
-from tests.rollout_agent.walking import Broken
 from tests.rollout_agent.walks import walk
+from tests.walks import Broken
 
 FIRST = 1000 * int(os.environ.get("WEIGHTCAST_SEED", "0"))
 WALKS = 120

@@ -29,6 +29,7 @@ from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
 from tests.rollout_agent.training import read_model
 from tests.rollout_agent.walk_harms import Harm
 from tests.rollout_agent.walk_steps import OPERATIONS
+from tests.walks import Broken
 from weight_store.errors import StoreUnavailable, WeightStoreError
 from weight_store.memory import MemoryStore
 from weight_store.position import Position
@@ -122,10 +123,6 @@ class Wire:
             if self.left <= 0:
                 raise StoreUnavailable("broken off", key=key)
             self.left -= 1
-
-
-class Broken(Exception):
-    """A walk that found a promise broken; its text says how to walk it again."""
 
 
 @dataclass

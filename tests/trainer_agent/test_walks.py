@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.sim.mutations import MUTATIONS
-from tests.trainer_agent.walking import Broken, Walk, walk
+from tests.trainer_agent.walking import Walk, walk
+from tests.walks import Broken
 from trainer_agent import encoding, publication
 from trainer_agent.desk import Desk
 from trainer_agent.slots import Slots

@@ -26,6 +26,7 @@ from tests.sim.network import Faults
 from tests.sim.world import SPECS
 from tests.trainer_agent.walk_checks import check_bucket, check_handles, check_ranks, check_tidy, explains_full
 from tests.trainer_agent.walk_world import DENSE, SMALL, WalkLaunch, WalkLoop, WalkModel, WalkRank, WalkWorld
+from tests.walks import Broken
 from trainer_agent.state import STATE_FILE
 from weight_store.errors import WeightStoreError
 from weight_store.gc import Collector, Wish
@@ -40,10 +41,6 @@ KINDS = (
     *("drop", "lost_reply", "late", "slow", "unavailable", "throttled"),
     *("conflict", "wrong_bytes", "stale_head", "lost_part"),
 )
-
-
-class Broken(AssertionError):
-    """A promise was broken; what led there, and how to walk there again."""
 
 
 class Walk:
