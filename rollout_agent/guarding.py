@@ -140,6 +140,15 @@ class Guarded:
             self._settle(held, weights, stamps, afresh=afresh)
         self.unsettled = False
 
+    def _check_unchanged(self, touched: Collection[str]) -> None:
+        """Raise ``DamagedFiles`` if somebody changed weights since they were known to be right."""
+        held, weights = self._both()
+        self.faults.touched_files += len(touched)
+        wanted = checking.groups_in(held.groups, weights.table, touched)
+        found = checking.damaged(weights, held, wanted, self.pool)
+        if found:
+            raise DamagedFiles(f"{self.places.model} was edited while a version was fetched: {found[0]}")
+
     def _write_heads(self, weights: Weights, names: Collection[str] | None = None) -> None:
         """Write the heads of weight files (of those in ``names``) anew where they differ: no group covers them.
 

@@ -22,7 +22,7 @@ a digest still wrong                      named in :attr:`Holding.damage`; hidde
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -297,15 +297,6 @@ class Holding(Guarded):
             self._show(stamps, held.version.assets)
         self.logs.append(KeptLog(path, writer.nbytes, to))
         self.unsettled = False
-
-    def _check_unchanged(self, touched: Collection[str]) -> None:
-        """Raise ``DamagedFiles`` if somebody changed weights since they were known to be right."""
-        held, weights = self._both()
-        self.faults.touched_files += len(touched)
-        wanted = checking.groups_in(held.groups, weights.table, touched)
-        found = checking.damaged(weights, held, wanted, self.pool)
-        if found:
-            raise DamagedFiles(f"{self.places.model} was edited while a version was fetched: {found[0]}")
 
     # ---- new files
 

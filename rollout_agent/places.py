@@ -26,7 +26,8 @@
         pending.json        files of this version are complete; it supersedes the checkpoint
         change-<version>.log
         layouts/<sha256>, assets/<sha256>
-        checkpoint-<version>/   copy of the weights, if the model directory does not survive a reboot
+        checkpoint-<version>/   copy of the weights, if the model directory does not survive a reboot; with -2 at the
+                                end of its name if it was made to replace one of the same version
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ HIDDEN = (INDEX, CONFIG)
 
 _LOG = re.compile(r"change-(\d{12})\.log")
 _WEIGHTS = re.compile(r"model-\d{5}-of-\d{5}\.safetensors")
-_CHECKPOINT = re.compile(r"checkpoint-\d{12}")
+CHECKPOINT = r"checkpoint-\d{12}(?:-2)?"
+"""What :func:`checkpoint_name` gives, as a regular expression."""
+_CHECKPOINT = re.compile(CHECKPOINT)
 
 
 def weights_name(number: int, total: int) -> str:
@@ -62,9 +65,10 @@ def log_version(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def checkpoint_name(version: int) -> str:
-    """Name of the directory that a copy of the weights starts to be made in at ``version``."""
-    return f"checkpoint-{version:012d}"
+def checkpoint_name(version: int, taken: str = "") -> str:
+    """Name of the directory that a copy of the weights starts to be made in at ``version``; never ``taken``."""
+    name = f"checkpoint-{version:012d}"
+    return name if name != taken else f"{name}-2"
 
 
 def is_checkpoint_name(name: str) -> bool:

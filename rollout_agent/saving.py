@@ -57,9 +57,10 @@ class Saving:
         self.logs = tuple(logs)
         self.copies = copies
         self._afresh = copies and not files.checkpoint
-        name = ""
-        if copies:
-            name = checkpoint_name(held.position.version) if self._afresh else files.checkpoint
+        name = files.checkpoint if copies else ""
+        if self._afresh:
+            # Never the one that counts until the record says otherwise, bad as it may be: most of it is right.
+            name = checkpoint_name(held.position.version, self._recorded())
         self._directory = places.state / name if copies else places.model
         self.state = files.model_copy(
             update={"version": held.version, "digests": b"".join(held.digests).hex(), "checkpoint": name}
@@ -77,15 +78,19 @@ class Saving:
 
     def drop(self) -> None:
         """Give up: remove a copy that no record names, for the logs need the space."""
-        if self._afresh:
+        if self._afresh and self._directory.name != self._recorded():
             try:
                 self._disk.remove_dir(self._directory)
             except DiskError as error:
                 _LOG.warning("an unfinished checkpoint stays behind: %s", error)
 
+    def _recorded(self) -> str:
+        """Name of the copy that a reboot would find now; empty if there is none."""
+        recorded = load(self._disk, self._places.checkpoint, State, quiet=True)
+        return recorded.checkpoint if recorded is not None else ""
+
     def _copy(self) -> Generator[str]:
-        recorded = load(self._disk, self._places.checkpoint, State)
-        self._records.drop_copies(recorded.checkpoint if recorded else "")
+        self._records.drop_copies(self._recorded())
         self._disk.make_dir(self._directory)
         # All space is taken at once: a disk that is too small is found full before it is filled.
         for file in self._table.files:

@@ -14,6 +14,7 @@ from pydantic import Field, StringConstraints, model_validator
 
 from rollout_agent.disk import Disk, Stamp, write_file
 from rollout_agent.filetable import FILE_BYTES, FileTable, plan_files
+from rollout_agent.places import CHECKPOINT
 from rollout_agent.selection import wanted_groups
 from weight_store.errors import FormatError
 from weight_store.head import Term
@@ -25,7 +26,7 @@ from weight_store.records import MAX_COLUMNS_BYTES, Count, Part, Record, Sha256,
 
 _LOG = logging.getLogger(__name__)
 
-CheckpointName = Annotated[str, StringConstraints(pattern=r"^(?:checkpoint-\d{12})?$")]
+CheckpointName = Annotated[str, StringConstraints(pattern=rf"^(?:{CHECKPOINT})?$")]
 
 
 class Version(Part):

@@ -18,6 +18,7 @@ from tests.rollout_agent import switches
 from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
+    STATE,
     Counting,
     Down,
     World,
@@ -67,6 +68,13 @@ async def repair(world: World, disk: SimDisk) -> None:
         await replica.catch_up()
 
 
+async def replaced(world: World, disk: SimDisk) -> None:
+    """A group is found wrong, after a reboot in the checkpoint's copy too: refetched, and another copy is made."""
+    async with await world.open(disk) as replica:
+        await replica.catch_up()
+        await replica.checkpoint()
+
+
 async def overlap(world: World, disk: SimDisk) -> None:
     """Two more versions while a checkpoint is being made, then another checkpoint and one more version."""
     await world.head(2)
@@ -107,6 +115,7 @@ SCENARIOS: dict[str, Scenario] = {
     "dense again": dense_again,
     "dense after a cut": dense_again,
     "repair": repair,
+    "replaced checkpoint": replaced,
     "overlap": overlap,
     "overtaken": overtaken,
     "recovery": recovery,
@@ -118,6 +127,7 @@ HEADS = {
     "dense again": (1, 3),
     "dense after a cut": (1, 3),
     "repair": (3, 3),
+    "replaced checkpoint": (1, 1),
     "overlap": (1, 4),
     "overtaken": (1, 3),
     "recovery": (1, 2),
@@ -133,6 +143,10 @@ SHARES = {
 """Parts of the weights that change in the versions after the first, where not three small ones."""
 DROPS = {"follow": 2, "dense again": 2}
 """From which version on there is no tokenizer any more."""
+EDITED = ("repair", "replaced checkpoint")
+"""Before an agent has looked, files edited by hand are visible."""
+FRUGAL = ("follow", "replaced checkpoint", "overlap", "recovery")
+"""No crash costs as much as half of the weights."""
 
 
 STARTS: dict[tuple[str, bool], Volume] = {}
@@ -156,6 +170,11 @@ async def _start(name: str, world: World) -> SimDisk:
         for name, inode in disk.volume.files_in(MODEL).items():
             if name.endswith(".safetensors"):
                 inode.data[-5] ^= 1
+    if name == "replaced checkpoint":
+        disk = disk.power_loss()
+        survives = f"{STATE}/checkpoint-" if world.tmpfs else f"{MODEL}/model-"
+        last = max(p for p in disk.volume.names if p.startswith(survives))
+        disk.volume.names[last].data[-5] ^= 1
     if name in CUTS:
         step, commit, further = CUTS[name]
         await world.head(2)
@@ -201,8 +220,7 @@ async def _every_effect(name: str, tmpfs: bool, kind: str) -> int:
     # What a crash leaves is drawn, so short scenarios are drawn more than once.
     for draw in range(2):
         world, disk = await prepared(name, tmpfs, SEED * 1000 + draw)
-        # Before an agent has looked, files edited by hand are visible.
-        known = None if name == "repair" else visible(disk)
+        known = None if name in EDITED else visible(disk)
         disk.forks = []
         await SCENARIOS[name](world, disk)
         assert visible(disk) == (HEADS[name][1], world.training.tensors(HEADS[name][1]))
@@ -222,7 +240,7 @@ async def _recovered(
     name: str, world: World, disk: SimDisk, known: tuple[int, object] | None, where: str, seen: set[object]
 ) -> None:
     """From what a crash left: recovery alone, then (where that led to something new) on to the last version."""
-    if name != "repair":
+    if name not in EDITED:
         check(world, visible(disk), known, where)
 
     # Recovery needs no store: what was decided is here.
@@ -252,10 +270,14 @@ async def _goes_on(name: str, world: World, disk: SimDisk, where: str) -> None:
         await replica.checkpoint(force=True)
     assert visible(disk) == last_of(world), where
     disk = disk.power_loss()
-    async with await world.open(disk, Down()):
+    # That a copy is wrong is kept nowhere: who was killed before there was another one finds and refetches it again.
+    known_wrong = name == "replaced checkpoint"
+    async with await world.open(disk, counting if known_wrong else Down()) as replica:
+        if known_wrong:
+            await replica.catch_up()
         assert visible(disk) == last_of(world), f"lost at a later reboot: {where}"
     check_assets(world, disk, where)
-    if name in ("follow", "overlap", "recovery"):
+    if name in FRUGAL:
         full = world.training.manifests[1].payload_bytes
         assert counting.read < full / 2, f"fetched {counting.read} bytes after recovery: {where}"
 
