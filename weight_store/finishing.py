@@ -11,12 +11,17 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
-async def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Await ``work`` to its end; a cancellation that arrives meanwhile is raised only then."""
+async def finished(work: Coroutine[Any, Any, T] | asyncio.Future[T], on_cancel: Callable[[], None] | None = None) -> T:
+    """Await ``work`` to its end; a cancellation that arrives meanwhile is raised only then.
+
+    ``on_cancel`` tells the work to hurry.
+    """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if on_cancel is not None:
+            on_cancel()
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
