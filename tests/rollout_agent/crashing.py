@@ -8,7 +8,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from rollout_agent.gate import holds
 from rollout_agent.places import INDEX, Places
 from rollout_agent.replica import Replica
 from rollout_agent.saving import Saving
+from tests.rollout_agent.inline import Inline
 from tests.rollout_agent.simdisk import SimDisk
 from tests.rollout_agent.training import Spec, Training, read_model
 from weight_store.errors import StoreUnavailable
@@ -54,6 +55,20 @@ class Counting:
     async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         self.read += len(buffer)
         await self.store.read_into(key, offset, buffer)
+
+
+class Breaking(Counting):
+    """A store that goes away when ``left`` more ranges of shards have been read."""
+
+    left = 1 << 30
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        self.left -= 1
+        if self.left < 0:
+            for _ in range(50):  # until what was read before is stored
+                await asyncio.sleep(0)
+            raise StoreUnavailable("gone", key=key)
+        await super().read_into(key, offset, buffer)
 
 
 @dataclass
@@ -102,21 +117,6 @@ def visible(disk: SimDisk) -> tuple[int, dict[str, bytes]] | None:
     assert INDEX in found
     assert found["config.json"] == b'{"model_type": "tiny"}'
     return whole.position.version, read_model({n: d for n, d in found.items() if n.endswith(".safetensors")})
-
-
-class Inline(Executor):
-    """Runs each job where it is submitted: the same effects in the same order every time, and no waiting."""
-
-    def __init__(self, *_: object, **__: object) -> None:
-        pass
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
 
 
 def without_threads(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 from rollout_agent import gate
-from tests.rollout_agent.crashing import Inline, in_one_thread
+from tests.rollout_agent.crashing import in_one_thread
+from tests.rollout_agent.inline import Inline
 from tests.rollout_agent.walking import Walk
 from tests.walks import Says, main, nothing_said
 

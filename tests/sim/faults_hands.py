@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from rollout_agent.places import CONFIG, INDEX
 from tests.rollout_agent.simdisk import Inode, Volume
-from tests.sim.agents import MODEL, PLACES, SimAgent
+from tests.sim.agents import SimAgent
+from tests.sim.disks import MODEL, PLACES
 
 if TYPE_CHECKING:
     from tests.sim.chaos import Chaos

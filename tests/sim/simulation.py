@@ -12,7 +12,8 @@ from unittest import mock
 from codec import choice
 from rollout_agent import gate
 from rollout_agent import replica as replica_module
-from tests.sim.agents import Inline, SimAgent
+from tests.rollout_agent.inline import Inline
+from tests.sim.agents import SimAgent
 from tests.sim.chaos import Chaos
 from tests.sim.collectors import SimCollector
 from tests.sim.coordinators import SimCoordinator
