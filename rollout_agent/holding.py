@@ -334,8 +334,14 @@ class Holding(Guarded):
 
     def _finish_install(self, pending: State, table: FileTable) -> bool:
         """Move what is still in ``new/`` into place; False, and nothing is moved, unless every file is there."""
-        shown = self._mark is not None and self._mark.position.version >= pending.version.position.version
-        if self.copies and shown and not lost(self.disk, self.places.model, table):
+        # Not the mark, which goes whenever the directory is hidden; a reboot that takes the files takes this as well.
+        shown = load(self.disk, self.places.digests, State, quiet=True)
+        installed = (
+            shown is not None
+            and shown.run_id == pending.run_id
+            and shown.version.position.version >= pending.version.position.version
+        )
+        if self.copies and installed and not lost(self.disk, self.places.model, table):
             # Until the copy is made the record stays; what is in new/ by now is the beginning of a later version.
             return True
         return installing.finish(self.disk, self.places, table, self.exclusive)

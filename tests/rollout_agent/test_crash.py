@@ -19,6 +19,7 @@ from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
     STATE,
+    Breaking,
     Counting,
     Down,
     World,
@@ -30,6 +31,7 @@ from tests.rollout_agent.crashing import (
     without_threads,
 )
 from tests.rollout_agent.simdisk import Crash, Inode, SimDisk, Volume
+from weight_store.errors import StoreUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -363,6 +365,25 @@ async def test_new_files_that_were_begun_do_not_stay_beside_logs() -> None:
         await replica.catch_up()
     assert visible(disk) == last_of(world)
     assert not disk.names(new)
+
+
+async def test_new_files_that_were_begun_do_not_replace_those_that_a_repair_hides() -> None:
+    """The version in place has no copy yet; the next one stopped half-way; then an agent is killed in a repair."""
+    world = World.of((0.9,), tmpfs=True)
+    await world.head(1)
+    disk = SimDisk(Volume(), volatile=(MODEL,), seed=SEED)
+    store = Breaking(world.store)
+    async with await world.open(disk, store) as replica:
+        await replica.catch_up()
+        await world.head(2)
+        store.left = 1
+        with pytest.raises(StoreUnavailable):
+            await replica.catch_up()
+        assert disk.names(Places.of(MODEL).new)
+        replica._holding.hide()
+        left = disk.kill()
+    async with await world.open(left, Down()):
+        assert visible(left) == (1, world.training.tensors(1))
 
 
 @pytest.mark.parametrize("by_hand", ["removed", "replaced"])
