@@ -223,7 +223,8 @@ class Holding(Guarded):
             self.disk.sync_dir(self.places.state)
             if layout is not None and self._finish_install(pending, self._table(pending, layout)):
                 if not self.copies:
-                    presence.remove_assets(self.disk, self.places, self.records.asset_names(), pending.version)
+                    with self.exclusive():
+                        presence.remove_assets(self.disk, self.places, self.records.asset_names(), pending.version)
                     self._supersede()
                 return pending, layout
             # A reboot took them before they were copied.

@@ -1,5 +1,6 @@
-"""What an engine sees of a model directory: there and whole, or not there. Every call is made under the exclusive gate.
+"""What an engine sees of a model directory: there and whole, or not there.
 
+What changes a file that engines load is called under the exclusive gate; records are also written beside engines.
 ``whole.json`` goes first and comes last, so at no moment does it stand beside weights in between.
 """
 
