@@ -131,22 +131,24 @@ class Worker:
 
     async def _check_store(self) -> None:
         """``SetupRefused`` unless our store is the one in which the coordinator keeps the run."""
-        found = ""
+        sentence = ""
         for look in range(1, STORE_LOOKS + 1):
             try:
                 head, _ = await self.patience("looking at the head", lambda: read_head(self.store, self.config.run))
                 if head.run_id == self.run_id:
                     return
-                found = f"another run of the name {self.config.run}"
+                sentence = self._another_store(f"another run of the name {self.config.run}")
             except ObjectNotFound:
-                found = f"no run {self.config.run}"
-            except FormatError:  # perhaps read wrong
-                if look == STORE_LOOKS:
-                    raise
+                sentence = self._another_store(f"no run {self.config.run}")
+            except FormatError as error:
+                sentence = f"{error}: it is damaged, or altered on its way"
             if look < STORE_LOOKS:
                 await self.patience.sleep(look)
-        raise SetupRefused(
-            f"the store of this trainer holds {found}, and the coordinator has it in term {self.term}: they use "
+        raise SetupRefused(sentence)
+
+    def _another_store(self, held: str) -> str:
+        return (
+            f"the store of this trainer holds {held}, and the coordinator has it in term {self.term}: they use "
             "different stores; give the Publisher the store URL that the coordinator was started with"
         )
 

@@ -142,6 +142,7 @@ class SimStore:
         self._chance = chance
         self._note = note
         self._distrust = distrust
+        self._wrong: dict[str, bytes] = {}
         self.retrier: Retrier
 
     def __repr__(self) -> str:
@@ -229,7 +230,11 @@ class SimStore:
             return data
         wrong = bytearray(data)
         # Often the lowest bit: a digit stays a digit then, and what can still be read is worst.
-        wrong[self._chance.randrange(len(wrong))] ^= 1 << self._chance.choice((0, 0, 0, 1, 2, 3, 5, 7))
+        at = self._chance.randrange(len(wrong))
+        wrong[at] ^= 1 << self._chance.choice((0, 0, 0, 1, 2, 3, 5, 7))
+        if self._wrong.get(key) == wrong:  # two that agree are right: nobody can do anything about more
+            wrong[at] ^= 1 << 4
+        self._wrong[key] = bytes(wrong)
         self._note(f"{self._node} gets wrong bytes of {key}")
         return bytes(wrong)
 
