@@ -177,3 +177,20 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 100)
     with pytest.raises(InvalidPieces, match=r"model\.safetensors cannot be read"):
         list(open_checkpoint(tmp_path))
+
+
+def test_a_signal_that_comes_while_waiting_stops_the_watcher() -> None:
+    """Whatever it interrupts: again and again, in a process that would otherwise hang."""
+    program = """
+import os, signal, threading
+from weightcast.commands.trainer import Stopping
+
+now = None
+signal.signal(signal.SIGTERM, lambda *_: now.set())
+for _ in range(3000):
+    now = Stopping()
+    threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM)).start()
+    while not now.is_set():
+        now.wait(0)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

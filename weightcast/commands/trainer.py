@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import signal
-import threading
 from pathlib import Path
 
 import click
@@ -54,7 +55,7 @@ def command(
     """
     if marker is not None and marker != Path(marker).name:
         raise click.BadParameter("is the name of a file in the checkpoint's directory", param_hint="--marker")
-    stopping = threading.Event()
+    stopping = Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
     done = already_sealed(scan(directory, marker), asyncio.run(_head_step(store, run)))
@@ -82,8 +83,35 @@ def command(
             found = _wait_for_next(directory, marker, done, poll_s, stopping)
 
 
+class Stopping:
+    """Whether a signal has said to stop.
+
+    Not ``threading.Event``: its ``set`` takes a lock that the thread which the signal interrupts may hold in ``wait``,
+    for ever. Putting into a ``SimpleQueue`` is reentrant.
+    """
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._is_set = False
+
+    def set(self) -> None:
+        """Stop; may be called by a signal's handler."""
+        self._is_set = True
+        self._said.put(None)
+
+    def is_set(self) -> bool:
+        """Whether to stop."""
+        return self._is_set
+
+    def wait(self, seconds: float) -> None:
+        """Return after ``seconds``, or once told to stop."""
+        if not self._is_set:
+            with contextlib.suppress(queue.Empty):
+                self._said.get(timeout=seconds)
+
+
 def _wait_for_next(
-    directory: Path, marker: str | None, done: set[Found], poll_s: float, stopping: threading.Event
+    directory: Path, marker: str | None, done: set[Found], poll_s: float, stopping: Stopping
 ) -> Found | None:
     """The next checkpoint, or None when told to stop."""
     while not stopping.is_set():
@@ -94,7 +122,7 @@ def _wait_for_next(
     return None
 
 
-def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, stopping: threading.Event) -> bool:
+def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, stopping: Stopping) -> bool:
     """Publish one checkpoint and wait until it is decided. False if it is to be tried again."""
     try:
         handle = publisher.publish(open_checkpoint(directory / found.name), found.step, dtype=dtype_of(dtype))
