@@ -94,13 +94,14 @@ def simulate(seed: int, bias: Bias = Bias()) -> Result:
     except Exception as error:
         raise Failed(_story(world, error)) from error
     finally:
-        _end(world, loop)
+        end(world, loop)
         logging.disable(disabled)
         if enabled:
             gc.enable()
 
 
-def _end(world: World, loop: SimLoop) -> None:
+def end(world: World, loop: SimLoop) -> None:
+    """Let nothing of it go on, and close the loop."""
     world.over = True
     for launch in world.launches:
         launch.ended = launch.ended or "over"

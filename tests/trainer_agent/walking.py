@@ -23,6 +23,7 @@ from tests.sim.coordinators import SimCoordinator
 from tests.sim.errors import Violation
 from tests.sim.loop import Process, SimLoop
 from tests.sim.network import Faults
+from tests.sim.simulation import end
 from tests.sim.world import SPECS
 from tests.trainer_agent.walk_checks import check_bucket, check_handles, check_ranks, check_tidy, explains_full
 from tests.trainer_agent.walk_steps import OPERATIONS, PATIENCE_S
@@ -327,20 +328,6 @@ def walk(
             loop.run_until_complete(walking.walk(play))
         return walking
     finally:
-        _end(walking, loop)
+        end(walking.world, loop)
         if enabled:
             gc.enable()
-
-
-def _end(walking: Walk, loop: SimLoop) -> None:
-    walking.world.over = True
-    for launch in walking.world.launches:
-        launch.ended = launch.ended or "over"
-        for rank in launch.ranks:
-            rank.link.closed = True
-    while tasks := loop.running():
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.wait(tasks, timeout=1.0))
-    asyncio.set_event_loop(None)
-    loop.close()
