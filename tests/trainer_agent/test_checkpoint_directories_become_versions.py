@@ -180,7 +180,7 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
 
 
 def test_a_signal_that_comes_while_waiting_stops_the_watcher() -> None:
-    """Whatever it interrupts: again and again, in a process that would otherwise hang."""
+    """Whatever it interrupts, again and again."""
     program = """
 import os, signal, threading
 from weightcast.commands.trainer import Stopping
