@@ -53,14 +53,22 @@ def walk_all(walk: WalkOne, first: int, seconds: float, jobs: int) -> Counter[st
     return total
 
 
-def main(walk: WalkOne, prog: str, description: str | None) -> int:
-    """Returns 1 if a promise was broken."""
+def options_of(prog: str, description: str | None, alone: str) -> argparse.Namespace:
+    """What the command line says; ``alone``: what ``--seed`` does."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on (default 60)")
     parser.add_argument("--first", type=int, help="first seed (default: anywhere)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument("--seed", type=int, help="walk this one alone, and say each step")
+    parser.add_argument("--seed", type=int, help=alone)
     options = parser.parse_args()
+    if options.first is None:
+        options.first = random.randrange(1 << 40)
+    return options
+
+
+def main(walk: WalkOne, prog: str, description: str | None) -> int:
+    """Returns 1 if a promise was broken."""
+    options = options_of(prog, description, "walk this one alone, and say each step")
     if options.seed is not None:
         try:
             walk(options.seed, lambda line: print(line, flush=True))
@@ -68,8 +76,7 @@ def main(walk: WalkOne, prog: str, description: str | None) -> int:
             print(broken)
             return 1
         return 0
-    first = options.first if options.first is not None else random.randrange(1 << 40)
-    print(f"seeds from {first} on, for {options.seconds:g} s, in {options.jobs} processes", flush=True)
-    total = walk_all(walk, first, options.seconds, options.jobs)
+    print(f"seeds from {options.first} on, for {options.seconds:g} s, in {options.jobs} processes", flush=True)
+    total = walk_all(walk, options.first, options.seconds, options.jobs)
     print(", ".join(f"{count} {name}" for name, count in total.items()))
     return 1 if total["broken"] else 0

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import random
 import sys
 
 from tests.sim.running import run_all
 from tests.sim.simulation import Failed, simulate
+from tests.walks import options_of
 
 
 def main() -> int:
     """Returns 1 if a promise was broken."""
-    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to go on (default 60)")
-    parser.add_argument("--first", type=int, help="first seed (default: anywhere)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument("--seed", type=int, help="run this schedule alone, and print what happened in it")
-    options = parser.parse_args()
+    options = options_of("python -m tests.sim", __doc__, "run this schedule alone, and print what happened in it")
     if options.seed is not None:
         return _one(options.seed)
-    first = options.first if options.first is not None else random.randrange(1 << 40)
-    return _many(first, options.seconds, options.jobs)
+    return _many(options.first, options.seconds, options.jobs)
 
 
 def _one(seed: int) -> int:
