@@ -4,7 +4,8 @@ With one core the process is pinned to one (Linux). The chunks of a large piece 
 whole frame with them: one core codes and hashes a frame in one pass; with several its digests, which are serial, have a
 pass of their own, so that less is gained than both runs would show of the same work. Memory is shared by the cores:
 what memcpy and XXH3 themselves gain from a second one is printed beside, and is about all that a coder at memory speed
-can gain. CPU time shows what two cores cost each other, and tells something even where the machine has other work.
+can gain. Pieces small enough to stay in the caches show what the coder gains where memory is not in the way. CPU time
+shows what two cores cost each other, and tells something even where the machine has other work.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from weightcast.measure.timing import one_thread
 COUNT = 1 << 26
 """Weights: 128 MiB, four chunks or eight pieces."""
 PIECES = 8
+CACHED = 1 << 18
+"""Weights of a piece that stays in the caches: 1 MiB with its base, done again and again."""
 WANTED = 1.8
 
 
@@ -70,6 +73,7 @@ def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
     undigested = Digests(base=False, result=False)
     frame = codec.encode_delta(base, new, dtype="BF16")
     coded = [codec.encode_group(base[cut], new[cut], "BF16") for cut in cuts]
+    cached = [codec.encode_group(base[cut][:CACHED], new[cut][:CACHED], "BF16") for cut in cuts]
     full = codec.encode_delta(new, base, dtype="BF16")  # back again, so that a round of apply ends where it began
     buffer = base.copy()
 
@@ -82,6 +86,16 @@ def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
 
     def decode(i: int) -> object:
         return codec.decode_group(base[cuts[i]], coded[i].payload, "BF16", COUNT // PIECES)
+
+    def encode_again(cut: slice) -> None:
+        small = slice(cut.start, cut.start + CACHED)
+        for _ in range((cut.stop - cut.start) // CACHED):
+            codec.encode_group(base[small], new[small], "BF16")
+
+    def decode_again(i: int) -> None:
+        small = slice(cuts[i].start, cuts[i].start + CACHED)
+        for _ in range((cuts[i].stop - cuts[i].start) // CACHED):
+            codec.decode_group(base[small], cached[i].payload, "BF16", CACHED)
 
     def encode_chunk(chunk: slice) -> object:
         return encode_payload(base[chunk], new[chunk], "BF16")
@@ -97,6 +111,8 @@ def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
         "one piece, apply_delta and back": there_and_back,
         "pieces, encode_group": lambda: on_all_cores(encode, cuts),
         "pieces, decode_group": lambda: on_all_cores(decode, range(PIECES)),
+        "pieces in the caches, encode_group": lambda: on_all_cores(encode_again, cuts),
+        "pieces in the caches, decode_group": lambda: on_all_cores(decode_again, range(PIECES)),
     }
 
 

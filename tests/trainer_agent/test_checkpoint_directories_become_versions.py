@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from trainer_agent.checkpoint import open_checkpoint
 from trainer_agent.errors import InvalidPieces
 from trainer_agent.watching import Found, already_sealed, next_to_publish, scan, step_of
 from weightcast.cli import cli, main
+from weightcast.commands.trainer import Stopping
 
 WEIGHTCAST = [sys.executable, "-c", "from weightcast.cli import main; main()"]
 
@@ -180,17 +183,24 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
 
 
 def test_a_signal_that_comes_while_waiting_stops_the_watcher() -> None:
-    """Whatever it interrupts, again and again."""
-    program = """
-import os, signal, threading
-from weightcast.commands.trainer import Stopping
+    """Whichever line it interrupts: the handler runs in the thread that waits, between any two of its lines."""
+    for line in itertools.count():
+        stopping, left = Stopping(), iter(range(line))
 
-now = None
-signal.signal(signal.SIGTERM, lambda *_: now.set())
-for _ in range(3000):
-    now = Stopping()
-    threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGTERM)).start()
-    while not now.is_set():
-        now.wait(0)
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+        def interrupt(*_: object, stopping: Stopping = stopping, left: Iterator[int] = left) -> object:
+            if next(left, None) is None:
+                sys.settrace(None)
+                stopping.set()
+            return interrupt
+
+        def wait(stopping: Stopping = stopping, interrupt: Callable[..., object] = interrupt) -> None:
+            sys.settrace(interrupt)  # of this thread
+            stopping.wait(0.001)
+
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        waiting.join(30)
+        assert not waiting.is_alive(), f"told to stop at line {line} of waiting, it waits for ever"
+        if not stopping.is_set():
+            break
+    assert line > 3
