@@ -78,7 +78,7 @@ def test_what_has_no_bits(kind: str) -> None:
         (memoryview(FRAME)[::2], "C-contiguous"),
         (np.array([None]), "Python objects"),
     ],
-    ids=str,
+    ids=["str", "None", "int", "list", "tensor", "strided array", "strided view", "objects"],
 )
 def test_what_is_no_frame(frame: Any, match: str) -> None:
     for call in (

@@ -109,6 +109,7 @@ def test_a_refusal_without_a_time_changes_nothing(date: str | None) -> None:
         "Mon, 01 Jan 0001 00:00:00 +2359",
         email.utils.format_datetime(datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=2)),
     ],
+    ids=["last year", "first year", "before the first year", "two days ahead"],
 )
 def test_a_time_that_cannot_be_is_not_believed(date: str, caplog: pytest.LogCaptureFixture) -> None:
     class Response:
