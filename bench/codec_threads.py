@@ -1,11 +1,9 @@
 """What a second core gains, by wall clock: pieces side by side, and one large piece whose chunks are.
 
-With one core the process is pinned to one (Linux). The chunks of a large piece are measured without digests, and as a
-whole frame with them: one core codes and hashes a frame in one pass; with several its digests, which are serial, have a
-pass of their own, so that less is gained than both runs would show of the same work. Memory is shared by the cores:
-what memcpy and XXH3 themselves gain from a second one is printed beside, and is about all that a coder at memory speed
-can gain. Pieces small enough to stay in the caches show what the coder gains where memory is not in the way. CPU time
-shows what two cores cost each other, and tells something even where the machine has other work.
+With one core the process is pinned to one (Linux). Memory is shared by the cores: what memcpy and XXH3 themselves gain
+from a second one is printed beside, and is about all that a coder at memory speed can gain. Pieces small enough to stay
+in the caches show what the coder gains where memory is not in the way. CPU time shows what two cores cost each other,
+and tells something even where the machine has other work.
 """
 
 from __future__ import annotations

@@ -55,14 +55,6 @@ def sparse_change(base: Bits, index: NDArray[np.uint32], bits: Bits, digests: Di
     return Change(index, bits, None, taken.result() if digests is None else b"")
 
 
-def hash_change(digests: Digests, base: Bits | None, change: Change) -> None:
-    """Feed ``digests`` with a change that was decoded without; :class:`CorruptFrame` as for :func:`sparse_change`."""
-    if change.whole is not None:
-        kernels.hash_both(digests, base, change.whole)
-    elif base is not None:
-        kernels.hash_patched(digests, base, change.index, change.bits)
-
-
 def apply_change(buffer: Bits, change: Change) -> None:
     """Store ``change`` in ``buffer``: writable, 1-D, C-contiguous, unsigned, of the base's size. Releases the GIL.
 

@@ -6,22 +6,23 @@ Tensors may be torch or numpy, of any shape and dtype, contiguous or not, on any
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
-from codec import dtypes, header, kernels, threads
+from codec import dtypes, header
 from codec._native import Digests
-from codec.change import Change, apply_change, hash_change, whole_change
-from codec.digest import Buffer, digest
+from codec.change import Change, apply_change, whole_change
+from codec.digest import Buffer
 from codec.dtypes import ArrayLike, Bits, DType
 from codec.errors import BaseMismatch, CodecError, CorruptFrame, InvalidInput
 from codec.group import decode_fed, encode_payload, needs_base
 from codec.header import FrameHeader, chunks_of
-from codec.threads import helped, in_order, to_the_end
+from codec.threads import in_order, to_the_end
 
-_NO_DIGESTS = Digests(base=False, result=False)
-"""For what is hashed afterwards, in order."""
+R = TypeVar("R")
 
 
 def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype: str | None = None) -> bytes:
@@ -42,8 +43,7 @@ def encode_delta(base: ArrayLike, new: ArrayLike, *, method: str = "auto", dtype
     old, now = dtypes.to_bits(base), dtypes.to_bits(new)
     if tuple(base.shape) != tuple(new.shape):
         raise InvalidInput(f"shapes differ: base {tuple(base.shape)}, new {tuple(new.shape)}")
-    of_new, of_old, payloads = _encode(old, now, info, method)
-    return header.write_smallest(FrameHeader(info, (now.size,), of_new, of_old), payloads, now)
+    return _encode(old, now, info, (now.size,), method)
 
 
 def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
@@ -54,27 +54,22 @@ def encode_full(new: ArrayLike, *, dtype: str | None = None) -> bytes:
     info = _meaning(new, dtype)
     now = dtypes.to_bits(new)
     shape = tuple(new.shape) if now.size == np.prod(new.shape, dtype=object) else (now.size,)
-    of_new, _, payloads = _encode(None, now, info, "auto")
-    return header.write_smallest(FrameHeader(info, shape, of_new, None), payloads, now)
+    return _encode(None, now, info, shape, "auto")
 
 
-def _encode(old: Bits | None, now: Bits, info: DType, method: str) -> tuple[bytes, bytes | None, list[bytes]]:
-    """The digests of ``now`` and ``old``, and the payload of each chunk."""
+def _encode(old: Bits | None, now: Bits, info: DType, shape: tuple[int, ...], method: str) -> bytes:
+    """The frame; each chunk is hashed by who codes it."""
 
-    def code(chunk: slice, digests: Digests | None = None) -> bytes:
-        base = None if old is None else old[chunk]
-        return encode_payload(base, now[chunk], info.name, method=method, digests=digests)[0]
-
-    chunks = chunks_of(now.size)
-    if len(chunks) < 2 or threads.cores() == 1:
+    def code(chunk: slice) -> tuple[bytes, bytes, bytes]:
         digests = Digests(base=old is not None, result=True)
-        payloads = [code(chunk, digests) for chunk in chunks]
-        return digests.result(), None if old is None else digests.base(), payloads
-    # A digest is one thread's work, as long as some chunks': it begins first.
-    hashed = [now] if old is None else [now, old]
-    jobs = [partial(digest, bits) for bits in hashed] + [partial(code, chunk) for chunk in chunks]
-    of_new, *rest = in_order(jobs, threads=True)
-    return (of_new, None, rest) if old is None else (of_new, rest[0], rest[1:])
+        base = None if old is None else old[chunk]
+        payload, _ = encode_payload(base, now[chunk], info.name, method=method, digests=digests)
+        return payload, digests.result(), b"" if old is None else digests.base()
+
+    coded = list(in_order([partial(code, chunk) for chunk in chunks_of(now.size)], threads=True))
+    of_now, of_old = (header.joined([part[side] for part in coded]) for side in (1, 2))
+    head = FrameHeader(info, shape, of_now, None if old is None else of_old, by_chunk=len(coded) > 1)
+    return header.write_smallest(head, [payload for payload, _, _ in coded], now)
 
 
 def apply_delta(buffer: ArrayLike, frame: Buffer) -> None:
@@ -110,51 +105,53 @@ def decode_full(frame: Buffer, *, container: str = "torch") -> ArrayLike:
     if head.base_digest is not None:
         raise InvalidInput("the frame is a delta: apply_delta() it to its base")
     bits = np.empty(head.count, head.dtype.bits)  # header.read has checked that the payloads can hold as much
-    digests = Digests(base=False, result=True)
 
-    def fill(part: tuple[slice, memoryview]) -> None:
-        apply_change(bits[part[0]], _decode_chunk(head, part[1], None, part[0], _NO_DIGESTS))
+    def fill(chunk: slice, payload: memoryview, digests: Digests) -> None:
+        apply_change(bits[chunk], _decode_chunk(head, payload, None, chunk, digests))
 
-    def take(part: tuple[slice, memoryview], _: None = None) -> None:
-        kernels.hash_both(digests, None, bits[part[0]])
-
-    def fill_and_take(part: tuple[slice, memoryview]) -> None:
-        fill(part)
-        take(part)
-
-    helped(list(zip(head.chunks, payloads, strict=True)), fill_and_take, fill, take)
-    _compare(digests.result(), head)
+    digests = _in_chunks(head, payloads, fill)[1]
+    _compare(header.joined([d.result() for d in digests]), head)
     return dtypes.from_bits(bits, head.dtype, head.shape, container)
 
 
 def _decode(head: FrameHeader, payloads: list[memoryview], base: Bits) -> list[Change]:
     """The change of every chunk, once the digests of base and result have been compared."""
     is_delta = head.base_digest is not None
-    digests = Digests(base=is_delta, result=True)
 
-    def base_of(chunk: slice) -> Bits | None:
-        return base[chunk] if is_delta else None
+    def decode(chunk: slice, payload: memoryview, digests: Digests) -> Change:
+        return _decode_chunk(head, payload, base[chunk] if is_delta else None, chunk, digests)
 
-    def decode(part: tuple[slice, memoryview], fed: Digests = _NO_DIGESTS) -> Change:
-        return _decode_chunk(head, part[1], base_of(part[0]), part[0], fed)
-
-    def take(part: tuple[slice, memoryview], change: Change) -> None:
-        hash_change(digests, base_of(part[0]), change)
-
-    parts = list(zip(head.chunks, payloads, strict=True))
-    changes: list[Change] | None = None
     try:
-        changes = helped(parts, lambda part: decode(part, digests), decode, take)
+        changes, digests = _in_chunks(head, payloads, decode)
     except CodecError:
         # Of a buffer with other bytes that is what is said, whatever came of decoding against them.
-        if not is_delta or digest(base) == head.base_digest:
-            raise
-    if changes is None or (is_delta and digests.base() != head.base_digest):
-        raise BaseMismatch(
-            "the buffer does not hold the bytes this delta starts from; apply the deltas before it, or a full"
-        )
-    _compare(digests.result(), head)
+        if is_delta and head.digest_of(base) != head.base_digest:
+            raise _other_base() from None
+        raise
+    if is_delta and header.joined([d.base() for d in digests]) != head.base_digest:
+        raise _other_base()
+    _compare(header.joined([d.result() for d in digests]), head)
     return changes
+
+
+def _in_chunks(
+    head: FrameHeader, payloads: list[memoryview], decode: Callable[[slice, memoryview, Digests], R]
+) -> tuple[list[R], list[Digests]]:
+    """``decode`` for each chunk, on all cores, and the digests that it has fed.
+
+    Those are one for all chunks unless the frame has one of each; then they are decoded one after the other.
+    """
+    count = len(payloads) if head.by_chunk else 1
+    digests = [Digests(base=head.base_digest is not None, result=True) for _ in range(count)]
+    fed = digests if head.by_chunk else digests * len(payloads)
+    jobs = [partial(decode, *parts) for parts in zip(head.chunks, payloads, fed, strict=True)]
+    return list(in_order(jobs, threads=head.by_chunk)), digests
+
+
+def _other_base() -> BaseMismatch:
+    return BaseMismatch(
+        "the buffer does not hold the bytes this delta starts from; apply the deltas before it, or a full"
+    )
 
 
 def _decode_chunk(head: FrameHeader, payload: memoryview, base: Bits | None, chunk: slice, digests: Digests) -> Change:

@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
-from codec.digest import DIGEST_BYTES, Buffer, as_bytes
-from codec.dtypes import DType, find_code
+from codec.digest import DIGEST_BYTES, Buffer, as_bytes, digest
+from codec.dtypes import Bits, DType, find_code
 from codec.errors import CorruptFrame, InvalidInput, TruncatedFrame, UnsupportedFrame
 from codec.streams import Reader, varint
 
 MAGIC = b"\x89WCF"
 FORMAT_VERSION = 1
 FULL, DELTA, STORED_FULL, STORED_DELTA = range(4)
+BY_CHUNK = 4
+"""Added to one of these kinds: digests are taken of each chunk, and then of those."""
 CHUNK_N = 1 << 24
 """Elements in every chunk of a frame but the last."""
 
@@ -38,6 +40,7 @@ class FrameHeader:
 
     ``shape`` is the tensor's in a full, and one dimension, the element count, in a delta. After the header of a
     ``stored`` frame come the bytes of all elements, after that of any other the chunks' payloads with their lengths.
+    With ``by_chunk`` there are several chunks, and the digests are :func:`joined` from theirs.
     """
 
     dtype: DType
@@ -45,13 +48,13 @@ class FrameHeader:
     digest: bytes
     base_digest: bytes | None
     stored: bool = False
+    by_chunk: bool = False
 
     @property
     def kind(self) -> int:
         """The frame's kind on the wire."""
-        if self.base_digest is None:
-            return STORED_FULL if self.stored else FULL
-        return STORED_DELTA if self.stored else DELTA
+        full, delta = (STORED_FULL, STORED_DELTA) if self.stored else (FULL, DELTA)
+        return (full if self.base_digest is None else delta) + (BY_CHUNK if self.by_chunk else 0)
 
     @property
     def count(self) -> int:
@@ -74,6 +77,17 @@ class FrameHeader:
             raise InvalidInput("a delta has one dimension, the element count")
         if any(len(d) != DIGEST_BYTES for d in (self.digest, self.base_digest) if d is not None):
             raise InvalidInput(f"a digest has {DIGEST_BYTES} bytes")
+        if self.by_chunk and self.count <= CHUNK_N:
+            raise InvalidInput(f"{self.count} elements are one chunk, whose digest is the frame's")
+
+    def digest_of(self, bits: Bits) -> bytes:
+        """The digest of the elements ``bits``, as this frame has it."""
+        return joined([digest(bits[chunk]) for chunk in self.chunks]) if self.by_chunk else digest(bits)
+
+
+def joined(digests: Sequence[bytes]) -> bytes:
+    """What a frame has for the ``digests`` of its chunks: of one its own, of several theirs."""
+    return digests[0] if len(digests) == 1 else digest(b"".join(digests))
 
 
 def chunks_of(count: int) -> list[slice]:
@@ -123,15 +137,16 @@ def read(frame: Buffer) -> tuple[FrameHeader, list[memoryview]]:
     (check,) = CHECK.unpack(reader.take(CHECK.size))
     if check != _check_of(head, reader.peek()):
         raise CorruptFrame("the frame is damaged or incomplete: its check does not match; fetch it again")
-    if kind not in (FULL, DELTA, STORED_FULL, STORED_DELTA):
+    by_chunk, plain_kind = divmod(kind, BY_CHUNK)
+    if by_chunk > 1:
         raise UnsupportedFrame(f"frame kind {kind} is unknown; a newer weightcast wrote this: upgrade")
-    digest = bytes(reader.take(DIGEST_BYTES))
-    base_digest = bytes(reader.take(DIGEST_BYTES)) if kind in (DELTA, STORED_DELTA) else None
+    of_result = bytes(reader.take(DIGEST_BYTES))
+    of_base = bytes(reader.take(DIGEST_BYTES)) if plain_kind in (DELTA, STORED_DELTA) else None
     if dims > MAX_DIMS:
         raise CorruptFrame(f"{dims} dimensions; a frame holds at most {MAX_DIMS}")
-    stored = kind in (STORED_FULL, STORED_DELTA)
+    stored = plain_kind in (STORED_FULL, STORED_DELTA)
     shape = tuple(reader.varint(MAX_FRAME_ELEMENTS) for _ in range(dims))
-    header = FrameHeader(find_code(dtype_code), shape, digest, base_digest, stored)
+    header = FrameHeader(find_code(dtype_code), shape, of_result, of_base, stored, by_chunk == 1)
     try:
         header.validate()
     except InvalidInput as error:

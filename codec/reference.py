@@ -287,6 +287,8 @@ def _numbers_in(cursor: _Cursor, n: int, width: int) -> list[int]:
 
 # Frames
 
+CHUNK_N = 1 << 24
+
 
 def decode_frame(base: Array | None, frame: bytes) -> tuple[str, tuple[int, ...], Array]:
     """Dtype name, shape and elements (unsigned, 1-D) of a frame over ``base``; None for a full. Raises CodecError."""
@@ -301,7 +303,7 @@ def decode_frame(base: Array | None, frame: bytes) -> tuple[str, tuple[int, ...]
         raise CorruptFrame("the check differs")
     kind, code, dims = head[5:]
     names = [name for name, row in TYPES.items() if row[0] == code]
-    if kind > 3 or not names:
+    if kind > 7 or not names:
         raise UnsupportedFrame(f"kind {kind}, dtype {code}")
     digest = cursor.take(16)
     base_digest = cursor.take(16) if kind % 2 == 1 else None
@@ -313,26 +315,35 @@ def decode_frame(base: Array | None, frame: bytes) -> tuple[str, tuple[int, ...]
         count, bounded = count * n, bounded * max(n, 1)
     if bounded > 2**42:
         raise CorruptFrame(f"{bounded} elements")
+    if kind > 3 and count <= CHUNK_N:
+        raise CorruptFrame("a digest of chunks of which there is one")
     size = TYPES[names[0]][1]
     fits = base is not None and kind % 2 == 1 and base.itemsize == size
     old = [int(x) for x in base] if base is not None and fits else None
-    if base_digest is not None and (old is None or len(old) != count or _digest(old, size) != base_digest):
+    if base_digest is not None and (old is None or len(old) != count or _frame_digest(old, size, kind) != base_digest):
         raise BaseMismatch("another base")
-    new = _chunks_in(cursor, old, names[0], count) if kind < 2 else _from_bytes(cursor.take(count * size), size)
+    new = _chunks_in(cursor, old, names[0], count) if kind % 4 < 2 else _from_bytes(cursor.take(count * size), size)
     cursor.end()
-    if _digest(new, size) != digest:
+    if _frame_digest(new, size, kind) != digest:
         raise CorruptFrame("the digest of the result differs")
     return names[0], shape, np.array(new, f"u{size}")
 
 
+def _frame_digest(elements: list[int], size: int, kind: int) -> bytes:
+    if kind < 4:
+        return _digest(elements, size)
+    of_chunks = [_digest(elements[i : i + CHUNK_N], size) for i in range(0, len(elements), CHUNK_N)]
+    return xxhash.xxh3_128_digest(b"".join(of_chunks))
+
+
 def _chunks_in(cursor: _Cursor, base: list[int] | None, dtype: str, count: int) -> list[int]:
-    starts = range(0, count, 1 << 24)
+    starts = range(0, count, CHUNK_N)
     if len(starts) > len(cursor.data):
         raise TruncatedFrame("not even the lengths of the chunks follow")
     lengths = [cursor.varint() for _ in starts]
     new: list[int] = []
     for start, length in zip(starts, lengths, strict=True):
-        n = min(1 << 24, count - start)
+        n = min(CHUNK_N, count - start)
         payload = cursor.take(length)
         if base is None and n * TYPES[dtype][1] > 32768 * length:
             raise CorruptFrame("more than the payload can hold")
@@ -341,10 +352,11 @@ def _chunks_in(cursor: _Cursor, base: list[int] | None, dtype: str, count: int) 
 
 
 def encode_stored_frame(base: Array | None, new: Array, dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The frame of kind 2 or 3 that holds ``new``, whose dimensions are ``shape``: its element count in a delta."""
+    """The stored frame that holds ``new``, whose dimensions are ``shape``: its element count in a delta."""
     code, size, _, _ = TYPES[dtype]
-    head = b"\x89WCF" + bytes([1, 2 if base is None else 3, code, len(shape)])
-    rest = b"" if base is None else _digest([int(x) for x in base], size)
+    kind = (2 if base is None else 3) + (4 if len(new) > CHUNK_N else 0)
+    head = b"\x89WCF" + bytes([1, kind, code, len(shape)])
+    digests = b"".join(_frame_digest([int(x) for x in side], size, kind) for side in (new, base) if side is not None)
     dims = b"".join(_varint(n) for n in shape)
-    rest = _digest([int(x) for x in new], size) + rest + dims + _to_bytes([int(x) for x in new], size)
+    rest = digests + dims + _to_bytes([int(x) for x in new], size)
     return head + xxhash.xxh3_64_intdigest(head + rest).to_bytes(8, "little") + rest

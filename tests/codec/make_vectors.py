@@ -1,4 +1,4 @@
-"""Writes the golden vectors: ``python tests/codec/make_vectors.py NAME...`` adds those, and leaves existing ones alone.
+"""Writes the golden vectors: ``python -m tests.codec.make_vectors NAME...`` adds those, and leaves existing ones alone.
 
 ``--replace NAME...`` is for a method whose format has not been released yet, and for nothing else.
 A vector is what some version wrote once; later versions must read it for ever. So no test runs any of this, and a
@@ -19,6 +19,7 @@ import numpy as np
 import codec
 import codec.methods
 from codec import dtypes, reference, reference_ulp, reference_ulp_encoder
+from tests.codec import several
 
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = FOLDER / "MANIFEST.json"
@@ -126,6 +127,18 @@ def stored(dtype: str, full: bool, shape: tuple[int, ...]) -> Callable[[], dict[
     return make
 
 
+def of_several_chunks(kind: str) -> Callable[[], dict[str, object]]:
+    """A frame alone, of a stored one what stands before its elements: a formula makes the tensors."""
+
+    def make() -> dict[str, object]:
+        base, new = several.tensors(kind)
+        frame = codec.encode_full(new) if base is None else codec.encode_delta(base, new)
+        assert frame[5] == several.KINDS[kind]
+        return {"dtype": "U8", "count": new.size, "frame": frame[: -new.size] if "stored" in kind else frame}
+
+    return make
+
+
 VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     "v1-same": group("BF16", "same"),
     "v1-raw": group("U8", "raw", count=40, share=1.0),
@@ -148,6 +161,7 @@ VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     "v1-frame-stored-full-i32": stored("I32", True, (3, 1, 20)),
     "v1-frame-stored-full-scalar": stored("F32", True, ()),
     "v1-frame-stored-full-dims": stored("U8", True, (1,) * 24 + (3, 1, 1, 9, 1, 1, 2, 1)),
+    **{f"v1-several-{kind}": of_several_chunks(kind) for kind in several.KINDS},
 }
 
 
@@ -162,7 +176,11 @@ def main(names: list[str]) -> None:
             print(f"{name}: is there already, left alone")
             continue
         made = VECTORS[name]()
-        entry = {"dtype": made.pop("dtype"), "count": made["new"].size, "files": {}}
+        entry = {
+            "dtype": made.pop("dtype"),
+            "count": made.pop("count") if "count" in made else made["new"].size,
+            "files": {},
+        }
         for suffix, content in made.items():
             data = content if isinstance(content, bytes) else content.tobytes()
             (FOLDER / f"{name}.{suffix}").write_bytes(data)

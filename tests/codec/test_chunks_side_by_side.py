@@ -7,15 +7,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import xxhash
 
 import codec
 from codec import frame as frame_module
 from codec import header, threads
-from codec.threads import helped, in_order, to_the_end
+from codec.threads import in_order, to_the_end
 
 N = 10_500
 
@@ -75,6 +77,70 @@ def test_the_base_is_compared_before_anything_else_is_said(request: pytest.Fixtu
         assert np.array_equal(other, before, equal_nan=True)
 
 
+@pytest.mark.parametrize("tensors", ["pair", "noise"])
+@pytest.mark.parametrize("full", [False, True])
+def test_a_frame_has_the_digest_of_its_chunks_digests(
+    request: pytest.FixtureRequest, tensors: str, full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, new = (array.view(np.uint16) for array in request.getfixturevalue(tensors))
+    head, _ = header.read(codec.encode_full(new) if full else codec.encode_delta(base, new))
+    assert head.kind == 4 + 2 * (tensors == "noise") + (not full)
+    of_chunks = [[codec.digest(side[at : at + 1000]) for at in range(0, N, 1000)] for side in (base, new)]
+    of_base, of_new = (codec.digest(b"".join(digests)) for digests in of_chunks)
+    assert (head.base_digest, head.digest) == (None if full else of_base, of_new)
+    monkeypatch.setattr(header, "CHUNK_N", N)
+    one, _ = header.read(codec.encode_full(new) if full else codec.encode_delta(base, new))
+    assert (one.base_digest, one.digest) == (None if full else codec.digest(base), codec.digest(new))
+
+
+@pytest.fixture(params=["delta", "full", "stored delta", "stored full"])
+def whole_digests(request: pytest.FixtureRequest) -> tuple[np.ndarray, np.ndarray, bytes]:
+    """A pair, and its frame of several chunks as it was written before digests were taken by chunk."""
+    kind = request.param
+    base, new = request.getfixturevalue("noise" if "stored" in kind else "pair")
+    head, payloads = header.read(codec.encode_full(new) if "full" in kind else codec.encode_delta(base, new))
+    of_base = None if "full" in kind else codec.digest(base)
+    head = replace(head, digest=codec.digest(new), base_digest=of_base, by_chunk=False)
+    frame = header.write(head, [b"".join(payloads)] if head.stored else payloads)
+    assert frame[5] == ["full", "delta", "stored full", "stored delta"].index(kind)
+    return base, new, frame
+
+
+def test_frames_with_a_digest_of_the_whole_are_still_read(whole_digests: tuple[np.ndarray, np.ndarray, bytes]) -> None:
+    base, new, frame = whole_digests
+    buffer = base.copy()
+    codec.apply_delta(buffer, frame)
+    assert np.array_equal(buffer, new)
+    if frame[5] % 2 == 0:
+        assert np.array_equal(codec.decode_full(frame, container="numpy"), new)
+    for lie in (replace(header.read(frame)[0], digest=bytes(16)), replace(header.read(frame)[0], by_chunk=True)):
+        payloads = header.read(frame)[1]
+        spoilt = header.write(lie, [b"".join(payloads)] if lie.stored else payloads)
+        buffer = base.copy()
+        with pytest.raises(codec.BaseMismatch if lie.by_chunk and frame[5] % 2 else codec.CorruptFrame):
+            codec.apply_delta(buffer, spoilt)
+        assert np.array_equal(buffer, base)
+    if frame[5] % 2:
+        buffer[N - 1] += 1
+        before = buffer.copy()
+        with pytest.raises(codec.BaseMismatch):
+            codec.apply_delta(buffer, frame)
+        assert np.array_equal(buffer, before)
+
+
+def test_one_chunk_has_no_digest_of_digests(pair: tuple[np.ndarray, np.ndarray]) -> None:
+    base, new = (array[:1000] for array in pair)
+    head, payloads = header.read(codec.encode_delta(base, new))
+    lie = replace(head, by_chunk=True)
+    with pytest.raises(codec.InvalidInput, match="one chunk"):
+        header.write(lie, payloads)
+    frame = bytearray(header.write(head, payloads))
+    frame[5] += header.BY_CHUNK
+    frame[8:16] = header.CHECK.pack(xxhash.xxh3_64_intdigest(bytes(frame[:8] + frame[16:])))
+    with pytest.raises(codec.CorruptFrame, match="one chunk"):
+        codec.apply_delta(base.copy(), frame)
+
+
 @pytest.mark.parametrize("chunk", [0, 5, 10])
 def test_one_bad_chunk_leaves_the_buffer_alone(pair: tuple[np.ndarray, np.ndarray], chunk: int) -> None:
     base, new = pair
@@ -117,59 +183,6 @@ def test_what_a_job_raises_is_raised_and_later_jobs_are_left_out(monkeypatch: py
     assert done[:3] == [0, 1, 2]
     assert len(done) < 100
     assert list(in_order(jobs[:3], threads=False)) == [0, 1, 2]
-
-
-def test_other_cores_run_ahead_and_the_rest_is_done_here_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 3)
-    meeting = threading.Barrier(3, timeout=60)
-    here, done = threading.get_ident(), []
-
-    def whole(i: int) -> int:
-        assert threading.get_ident() == here
-        if i == 0:
-            meeting.wait()  # passes only with two others beside
-        done.append(i)
-        return 10 * i
-
-    def ahead(i: int) -> int:
-        assert threading.get_ident() != here
-        if i < 3:
-            meeting.wait()
-        return 10 * i
-
-    def rest(i: int, result: int) -> None:
-        assert (threading.get_ident(), result) == (here, 10 * i)
-        done.append(i)
-
-    assert helped(range(20), whole, ahead, rest) == [10 * i for i in range(20)]
-    assert done == list(range(20))
-
-
-def test_alone_everything_is_done_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 1)
-
-    def never(*_: int) -> int:
-        raise AssertionError("nobody helps")
-
-    assert helped(range(5), lambda i: i + 1, never, never) == [1, 2, 3, 4, 5]
-    assert helped([], never, never, never) == []
-
-
-def test_what_a_helper_raises_is_raised_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "cores", lambda: 2)
-    begun = threading.Event()
-
-    def whole(i: int) -> int:
-        assert i == 0
-        assert begun.wait(60)
-        return i
-
-    def ahead(i: int) -> int:
-        begun.set()
-        raise codec.CorruptFrame(f"chunk {i}")
-
-    with pytest.raises(codec.CorruptFrame, match="chunk 1"):
-        helped(range(2), whole, ahead, lambda i, result: None)
 
 
 @pytest.mark.parametrize("tensors", ["pair", "noise"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import xxhash
@@ -51,6 +53,26 @@ def test_frames(data, pairs):
     name, shape, new = reference.decode_frame(None, full)
     assert (name, shape) == (pair.dtype, (1, pair.new.size, 1))
     assert np.array_equal(new, pair.new)
+
+
+@given(data=st.data(), chunk=st.integers(1, 40))
+def test_frames_of_several_chunks(data, chunk, pairs):
+    pair = data.draw(pairs())
+    with mock.patch.object(header, "CHUNK_N", chunk), mock.patch.object(reference, "CHUNK_N", chunk):
+        for base in (pair.base, None):
+            if base is None:
+                frame = codec.encode_full(pair.new, dtype=pair.dtype)
+            else:
+                frame = codec.encode_delta(base, pair.new, dtype=pair.dtype, method="fields_v1")
+            assert frame[5] == (base is not None) + (4 if pair.new.size > chunk else 0) + (2 if frame[5] & 2 else 0)
+            name, shape, new = reference.decode_frame(base, frame)
+            assert (name, shape) == (pair.dtype, (pair.new.size,))
+            assert np.array_equal(new, pair.new)
+            if frame[5] & 2:
+                assert reference.encode_stored_frame(base, pair.new, pair.dtype, shape) == frame
+            buffer = np.zeros_like(pair.new) if base is None else base.copy()
+            codec.apply_delta(buffer, frame)
+            assert np.array_equal(buffer, pair.new)
 
 
 @given(data=st.data())

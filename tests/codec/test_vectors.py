@@ -14,9 +14,12 @@ import pytest
 
 import codec
 from codec import dtypes, header, methods, reference, reference_ulp, ulp
+from tests.codec import several
 
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = json.loads((FOLDER / "MANIFEST.json").read_text())
+
+FRAMES = [n for n in MANIFEST if "frame" in n and "several" not in n]
 
 SHAPES = {
     "v1-frame-full-f32": (40, 1, 30),
@@ -57,11 +60,12 @@ def test_ulp_has_vectors_of_two_lanes_and_of_several_chunks():
 
 
 def test_every_kind_of_frame_has_vectors():
-    heads = [header.read((FOLDER / f"{n}.frame").read_bytes())[0] for n in MANIFEST if "frame" in n]
+    heads = [header.read((FOLDER / f"{n}.frame").read_bytes())[0] for n in FRAMES]
     assert {h.kind for h in heads} == {header.FULL, header.DELTA, header.STORED_FULL, header.STORED_DELTA}
+    assert {header.BY_CHUNK + kind for kind in range(4)} == set(several.KINDS.values())
 
 
-@pytest.mark.parametrize("name", [n for n in MANIFEST if "frame" not in n])
+@pytest.mark.parametrize("name", [n for n in MANIFEST if n not in FRAMES and "several" not in n])
 def test_payload(name):
     entry = MANIFEST[name]
     base, new = load(name, "base"), load(name, "new")
@@ -80,7 +84,7 @@ def test_payload(name):
         assert np.array_equal(reference.decode_payload(base, payload, entry["dtype"], entry["count"]), new)
 
 
-@pytest.mark.parametrize("name", [n for n in MANIFEST if "frame" in n])
+@pytest.mark.parametrize("name", FRAMES)
 def test_frame(name):
     base, new = load(name, "base"), load(name, "new")
     frame = (FOLDER / f"{name}.frame").read_bytes()
@@ -98,3 +102,17 @@ def test_frame(name):
         assert shape == SHAPES.get(name, new.shape)
         assert np.array_equal(decoded, new)
         assert reference.encode_stored_frame(base, new, dtype, shape) == frame
+
+
+@pytest.mark.parametrize("kind", several.KINDS)
+def test_frame_of_several_chunks(kind):
+    base, new = several.tensors(kind)
+    kept = (FOLDER / f"v1-several-{kind}.frame").read_bytes()
+    # Of a stored one what stands before the elements.
+    frame = kept + new.tobytes() if kind.startswith("stored") else kept
+    assert frame[5] == several.KINDS[kind]
+    if base is None:
+        assert np.array_equal(codec.decode_full(frame, container="numpy"), new)
+    else:
+        codec.apply_delta(buffer := base.copy(), frame)
+        assert np.array_equal(buffer, new)
