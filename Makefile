@@ -37,8 +37,10 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(shell find codec/nativ
 demo: setup ## Run the whole path on this machine and prove it bit-exact (ARGS='--steps 5')
 	@$(BIN)/weightcast demo $(ARGS)
 
-test: setup ## Run all tests against a real S3 server and real processes (ARGS='tests/codec -x')
-	@$(BIN)/python -m pytest -q -m "not packaging" $(ARGS)
+# Test files side by side; each worker has its own S3 server. JOBS=0: one after the other, in this process.
+JOBS ?= 2
+test: setup ## Run all tests against a real S3 server and real processes (ARGS='tests/codec -x', JOBS=2)
+	@$(BIN)/python -m pytest -q -m "not packaging" -n $(JOBS) --dist loadfile $(ARGS)
 
 sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=600; ARGS='--seed N' replays one)
 	@$(BIN)/python -m tests.sim --seconds $(or $(SECONDS),600) $(ARGS)
