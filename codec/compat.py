@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
 from codec import dtypes
-from codec.digest import digest
+from codec.digest import as_bytes, digest
 from codec.errors import CodecError, CorruptFrame, InvalidInput
 from codec.frame import apply_delta, encode_delta
 
@@ -58,7 +60,8 @@ def delta_decompress(
     """The tensor that ``compressed_diff`` makes of ``src``, on the device of ``src``, which stays as it is.
 
     arc_v3 is a pickle: whoever wrote the bytes can run code here. It is refused unless ``trust_pickle`` says that
-    they come from nobody else than yourself. The checksum of the arc formats is their Adler-32: even one damaged bit
+    they come from nobody else than yourself. arc_v1 and arc_v2 bytes that stand for another size than that of ``src``
+    are refused before memory is taken for it. The checksum of the arc formats is their Adler-32: even one damaged bit
     can get past it and give a wrong tensor, which that of our formats rules out.
     Raises :class:`CodecError` (a ``ValueError``), among them :class:`CorruptFrame` if the checksum differs.
     """
@@ -130,13 +133,28 @@ def _peer_compress(name: str, src: torch.Tensor, dst: torch.Tensor) -> tuple[tor
 
 
 def _peer_decompress(name: str, src: torch.Tensor, compressed: torch.Tensor, checksum: str) -> torch.Tensor:
-    _frame_of(compressed)
+    frame = _frame_of(compressed)
     peer = _peer()
+    if name != "arc_v3":
+        _check_size(name, frame, dtypes.to_bits(src).nbytes)
     with _failing_as(CorruptFrame, f"{name} bytes do not decode"):
         result: torch.Tensor = peer.delta_decompress(
             src=src, compressed_diff=compressed, checksum=checksum, compression_format=name
         )
     return result
+
+
+def _check_size(name: str, frame: NDArray[np.uint8], size: int) -> None:
+    """arc_v1 is one zlib stream (RFC 1950), arc_v2 one zstd frame; their decoder takes whatever memory they claim."""
+    if size == 0:
+        return  # they decode nothing then
+    with _failing_as(CorruptFrame, f"{name} bytes do not decode"):
+        if name == "arc_v1":
+            found = len(zlib.decompressobj().decompress(as_bytes(frame), size + 1))
+        else:
+            found = zstandard.frame_content_size(as_bytes(frame))
+    if found != size:
+        raise CorruptFrame(f"{name} bytes do not decode: they stand for another size than the {size} bytes of src")
 
 
 @contextlib.contextmanager

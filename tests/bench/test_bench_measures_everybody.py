@@ -84,6 +84,24 @@ def test_the_command_measures_a_folder_beside_synthetic_deltas(deltas: Path, tmp
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == found
 
 
+def test_where_results_go_is_made_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("measured for nothing")
+
+    monkeypatch.setattr(bench, "run", never)
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        CliRunner().invoke(command, ["codec", "--out", str(tmp_path / "file" / "out")], catch_exceptions=False)
+
+
+def test_ulp_is_not_compared_with_where_it_codes_nothing(make_pair: Callable[..., Pair]) -> None:
+    pair = make_pair("w", (50, 20), 30)
+    case = bench.Case("one", [replace(pair, dtype="I16")])
+    notes = {row.coder: row.note for row in bench.run([case], budget=QUICK).cases[0].rows}
+    assert notes["ulp_v1"] == "floats of 8, 16 and 32 bits only"
+    assert notes["fields_v1"] is None
+
+
 def test_without_peers_their_rows_say_so(make_pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     measured = bench.run([bench.Case("one", [make_pair("w", (50, 20), 30)])], budget=QUICK)

@@ -77,7 +77,10 @@ def test_every_dtype_is_counted(dtype: torch.dtype, tmp_path: Path) -> None:
     now[::10] = 1
     save_file({"w": old.to(dtype), "empty": torch.empty(0, dtype=dtype)}, tmp_path / "old.safetensors")
     save_file({"w": now.to(dtype), "empty": torch.empty(0, dtype=dtype)}, tmp_path / "now.safetensors")
-    assert json.loads(stat(tmp_path / "old.safetensors", tmp_path / "now.safetensors", "--json"))["changed"] == 100
+    files = tmp_path / "old.safetensors", tmp_path / "now.safetensors"
+    assert json.loads(stat(*files, "--json"))["changed"] == 100
+    far = dtype == torch.float32  # from 0 to 1 is 2**30 steps
+    assert ("and more" in stat(*files)) == far
 
 
 def _save(path: Path, **tensors: torch.Tensor) -> Path:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import tracemalloc
+import zlib
 
 import numpy as np
 import pytest
 import torch
+import zstandard
 
 import codec
 
@@ -143,3 +146,18 @@ def test_what_the_peer_cannot_code_is_invalid_input(compression_format):
     for sentence, call in calls.items():
         with pytest.raises(codec.InvalidInput, match=sentence):
             call()
+
+
+@pytest.mark.parametrize("compression_format", ["arc_v1", "arc_v2"])
+@pytest.mark.parametrize("claimed", [1, 9, 11, 200 << 20])
+def test_a_bomb_in_the_peers_formats_takes_no_memory(compression_format, claimed):
+    pytest.importorskip("fireworks_delta_compression", reason="pip install 'weightcast[fireworks]'")
+    pack = zlib.compress if compression_format == "arc_v1" else zstandard.ZstdCompressor().compress
+    sent = torch.from_numpy(np.frombuffer(pack(bytes(claimed)), np.uint8).copy())
+    tracemalloc.start()
+    try:
+        with pytest.raises(codec.CorruptFrame, match="another size than the 10 bytes"):
+            decompress(torch.zeros(5, dtype=torch.bfloat16), sent, "1", compression_format)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()

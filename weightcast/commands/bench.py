@@ -73,10 +73,11 @@ def codec(
 
     if steps and data is None:
         raise click.UsageError("--step chooses among the steps of --data, which is not given")
+    if out is not None:  # before it has measured for minutes
+        out.mkdir(parents=True, exist_ok=True)
     budget = Budget(cpu_s=cpu_seconds)
     measured = bench.run(chosen(), budget=budget, progress=lambda what: click.echo(what, err=True))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "bench.json").write_text(report.to_json(measured), encoding="utf-8")
         (out / "bench.md").write_text(report.to_markdown(measured), encoding="utf-8")
         if not picture.draw(measured, out / "bench.png"):

@@ -63,14 +63,13 @@ def _summary(found: Stat) -> str:
 
 
 def _formats_table(formats: tuple[FormatStat, ...]) -> Table:
-    table = Table(title="Bytes to send")
+    table = Table(title="Bytes that one rank would send")
     table.add_column("format")
     for column in ("size", "of weights", "to auto"):
         table.add_column(column, justify="right")
     default = max(1, formats[0].bytes)
     for row in formats:
-        about = "" if row.exact else "about "
-        table.add_row(row.name, about + in_bytes(row.bytes), f"{row.percent:.4f} %", f"{row.bytes / default:.2f}")
+        table.add_row(row.name, in_bytes(row.bytes), f"{row.percent:.4f} %", f"{row.bytes / default:.2f}")
     return table
 
 
@@ -82,8 +81,9 @@ def _histogram_table(histogram: tuple[Bucket, ...], changed: int) -> Table:
     table.add_column("")
     for bucket in histogram:
         share = (bucket.up + bucket.down) / changed
-        high = "more" if bucket.high is None else str(bucket.high)
-        name = high if bucket.low == bucket.high else f"{bucket.low} to {high}"
+        name = f"{bucket.low} and more" if bucket.high is None else f"{bucket.low} to {bucket.high}"
+        if bucket.low == bucket.high:
+            name = str(bucket.low)
         bar = "█" * round(_BAR_CELLS * share)
         table.add_row(name, f"{bucket.up:,}", f"{bucket.down:,}", f"{100 * share:.3f} %", bar)
     return table

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import codec
+from codec import ulp
 from codec.dtypes import Bits
 from weightcast.measure import layouts
 from weightcast.measure.errors import MeasureError
@@ -82,6 +83,11 @@ class Ours(Coder):
     name: str
     method: str
     hashes: bool = True
+
+    def refusal(self, delta: Delta) -> str | None:
+        """What a method cannot code goes out raw; where that is everything, it is not the method's size."""
+        codable = self.method != "ulp_v1" or any(map(ulp.applies_to, delta.dtypes))
+        return None if codable else "floats of 8, 16 and 32 bits only"
 
     def encode(self, delta: Delta, state: None) -> Coded:
         """Payloads and digests."""

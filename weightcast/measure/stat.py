@@ -44,12 +44,11 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class FormatStat:
-    """One way to send the delta. ``exact`` is false where it was worked out in parts or from the counts alone."""
+    """One way to send the delta, by one rank: how pieces are grouped depends on the layout of the job."""
 
     name: str
     bytes: int
     percent: float
-    exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +85,20 @@ def measure(pairs: Iterable[Pair]) -> Stat:
         raw_bytes=raw,
         changed=sum(stat.changed for stat in tensors),
         floor_bytes=floor,
-        formats=tuple(
-            FormatStat(name, sizes[name], 100 * sizes[name] / max(1, raw), exact) for name, exact in _FORMATS.items()
-        ),
+        formats=tuple(FormatStat(name, sizes[name], 100 * sizes[name] / max(1, raw)) for name in _FORMATS),
         histogram=tuple(_histogram(up, down)),
         tensors=tuple(tensors),
     )
 
 
-_FORMATS = {
-    "auto": True,
-    "fields_v1": True,
-    "XOR + zstd-1": True,
-    "PULSESync": False,  # one zstd frame a group instead of one for all
-    "TRL draft": False,  # 48 bits a change, no header
-    "full": True,
-}
-"""Name -> whether the size is that of the bytes that would be sent."""
+_FORMATS = (
+    "auto",
+    "fields_v1",
+    "XOR + zstd-1",
+    "PULSESync",  # one zstd frame a group instead of one for all
+    "TRL draft",  # 48 bits a change, no header
+    "full",
+)
 
 
 def _batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
@@ -129,12 +125,16 @@ def _sizes(batch: Sequence[Pair]) -> dict[str, int]:
         "XOR + zstd-1": sum(map(len, layouts.xor_zstd_encode(joined))),
         "PULSESync": len(layouts.pulsesync_encode(narrow)) + others,
         "TRL draft": changed * layouts.TRL_BITS_PER_CHANGE // 8 + others,
-        "full": sum(len(codec.encode_group(None, group.new, group.dtype).payload) for group in joined),
+        "full": sum(map(_full_bytes, joined)),
     }
 
 
 def _group_bytes(group: Group, method: str) -> int:
     return len(codec.encode_group(group.base, group.new, group.dtype, method=method).payload) + codec.DIGEST_BYTES
+
+
+def _full_bytes(group: Group) -> int:
+    return len(codec.encode_group(None, group.new, group.dtype).payload) + codec.DIGEST_BYTES
 
 
 def _tensor(pair: Pair) -> tuple[TensorStat, NDArray[np.int64]]:
