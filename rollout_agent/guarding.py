@@ -22,7 +22,7 @@ from rollout_agent.filetable import FileTable
 from rollout_agent.owning import Ownership
 from rollout_agent.places import HIDDEN, Places
 from rollout_agent.replaying import stores_of
-from rollout_agent.state import State, Whole, kept_names, table_of
+from rollout_agent.state import State, Version, Whole, kept_names, table_of
 from rollout_agent.statedir import Held, KeptLog, StateDir
 from rollout_agent.telling import Telling
 from rollout_agent.weights import Damage, Weights, misfits
@@ -244,6 +244,11 @@ class Guarded:
         self.unsettled = True
         with self.exclusive():
             presence.hide(self.disk, self.places)
+
+    def _drop_assets(self, version: Version, names: Collection[str] = ()) -> None:
+        """Remove assets that only other versions have (also those in ``names``), and note which there will be now."""
+        presence.remove_assets(self.disk, self.places, self._owner.assets.union(names), version)
+        self._owner.note_assets(asset.name for asset in version.assets)
 
     def _show(self, stamps: Mapping[str, Stamp], before: tuple[Asset, ...] = ()) -> None:
         """Let engines see the version held, under :meth:`exclusive`. ``stamps``: of files that are known to be right.

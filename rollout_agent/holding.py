@@ -156,7 +156,8 @@ class Holding(Guarded):
                 presence.hide(self.disk, self.places)
                 for log in self.logs:
                     self._scatter(log.path, self.weights)
-                presence.remove_assets(self.disk, self.places, self.records.asset_names(), held.version)
+                self._drop_assets(held.version, self.records.asset_names())
+        self._owner.note_assets(self._owner.assets.union(asset.name for asset in held.version.assets))
         self.verify()
         if restored:
             good = len(gone - {item.group.index for item in self.damage})
@@ -224,7 +225,7 @@ class Holding(Guarded):
             if layout is not None and self._finish_install(pending, self._table(pending, layout)):
                 if not self.copies:
                     with self.exclusive():
-                        presence.remove_assets(self.disk, self.places, self.records.asset_names(), pending.version)
+                        self._drop_assets(pending.version, self.records.asset_names())
                     self._supersede()
                 return pending, layout
             # A reboot took them before they were copied.
@@ -290,7 +291,7 @@ class Holding(Guarded):
                 raise DamagedFiles(f"a weight file of {self.places.model} was replaced or cut by something else")
             self._scatter(path, weights)
             self._write_heads(weights, touched)
-            presence.remove_assets(self.disk, self.places, [asset.name for asset in held.version.assets], to)
+            self._drop_assets(to)
             self.held = after
             stamps = presence.mark(self.disk, self.places, [file.name for file in weights.table.files])
             if touched:
@@ -323,7 +324,7 @@ class Holding(Guarded):
         with self.exclusive():
             presence.hide(self.disk, self.places)
             self._write_heads(self.weights)
-            presence.remove_assets(self.disk, self.places, self.records.asset_names(), state.version)
+            self._drop_assets(state.version, self.records.asset_names())
             self._show(presence.mark(self.disk, self.places, [file.name for file in table.files]))
         self.suspect = False
         self.faults.repaired("store", self._gone)

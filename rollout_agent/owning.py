@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from rollout_agent.disk import Disk, Lock
@@ -20,6 +21,8 @@ class Ownership:
     def __init__(self, disk: Disk, places: Places, run: str) -> None:
         self.run = run
         self.run_id: str | None = None
+        self.assets: frozenset[str] = frozenset()
+        """Names of the files in the model directory that are or may be assets of a version."""
         self._disk = disk
         self._places = places
         self._owned = False
@@ -32,6 +35,7 @@ class Ownership:
         owner = load(self._disk, places.owner, Owner)
         if owner is not None:
             known.append((places.owner, owner))
+            self.assets = frozenset(owner.assets)
         for path in (places.pending, places.checkpoint, places.digests):
             state = load(self._disk, path, State)
             if state is not None:
@@ -115,9 +119,19 @@ class Ownership:
                 "under that name; use an empty directory for the new one"
             )
         if not self._owned:
-            save(self._disk, self._places.owner, Owner(run=self.run, run_id=run_id))
+            self._save(run_id, self.assets)
             self._owned = True
         self.run_id = run_id
+
+    def note_assets(self, names: Iterable[str]) -> None:
+        """Note which files are assets; durable when this returns: before one of another name is placed."""
+        assets = frozenset(names)
+        if assets != self.assets:
+            self._save(str(self.run_id), assets)
+            self.assets = assets
+
+    def _save(self, run_id: str, assets: frozenset[str]) -> None:
+        save(self._disk, self._places.owner, Owner(run=self.run, run_id=run_id, assets=tuple(sorted(assets))))
 
     def _refuse_foreign(self) -> None:
         names = self._disk.names(self._places.model)

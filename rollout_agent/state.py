@@ -21,7 +21,7 @@ from weight_store.head import Term
 from weight_store.layout import Group, Layout
 from weight_store.offer import TensorName
 from weight_store.position import Position
-from weight_store.receipt import DIGEST_BYTES, Asset, Hex
+from weight_store.receipt import DIGEST_BYTES, Asset, AssetName, Hex
 from weight_store.records import MAX_COLUMNS_BYTES, Count, Part, Record, Sha256, Uuid, sha256_hex
 
 _LOG = logging.getLogger(__name__)
@@ -40,12 +40,16 @@ class Version(Part):
 
 
 class Owner(Record):
-    """``owner.json``: the run that a model directory belongs to."""
+    """``owner.json``: the run that a model directory belongs to, and which files in it are assets of a version.
+
+    It never names less than there are: also where every other record is damaged none stays that the next version lacks.
+    """
 
     FORMAT: ClassVar[str] = "weightcast.replica-owner"
 
     run: str
     run_id: Uuid
+    assets: tuple[AssetName, ...] = Field(default=(), max_length=4096)
 
 
 class Whole(Record):

@@ -8,6 +8,7 @@ import pytest
 
 from rollout_agent import installing, presence, rebuilding
 from rollout_agent.holding import Holding
+from rollout_agent.owning import Ownership
 from rollout_agent.places import log_version
 from rollout_agent.state import State, Told, load
 from rollout_agent.statedir import StateDir
@@ -46,8 +47,9 @@ def no_boot_id(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_removed_assets(patch: pytest.MonkeyPatch) -> None:
-    """A start does not look for them."""
+    """Nobody knows which there are."""
     patch.setattr(StateDir, "asset_names", lambda self: frozenset())
+    patch.setattr(Ownership, "note_assets", lambda self, names: None)
 
 
 def whatever_is_new(patch: pytest.MonkeyPatch) -> None:
