@@ -56,10 +56,17 @@ class Room:
     regions: int = 256
 
 
-class Fleet:
-    """The agents of one run, by region and id."""
+KNOWN_AFTER_S = 30.0
+"""Time to live of what agents of ours report, three times the time between two reports: who was not heard for so long
+is not alive."""
 
-    def __init__(self) -> None:
+
+class Fleet:
+    """The agents of one run, by region and id. ``since_s``: since when they are listened to (monotonic seconds)."""
+
+    def __init__(self, since_s: float = -math.inf) -> None:
+        self.complete_s = since_s + KNOWN_AFTER_S
+        """From then on every live agent is known."""
         self._agents: dict[tuple[str, str], Agent] = {}
         self._sizes: Counter[str] = Counter()
 

@@ -67,7 +67,7 @@ class Run:
         self.bucket = RunBucket(store, name, ambient)
         self.changed = Broadcast()
         self.stirred = Broadcast()
-        self.agents = Fleet()
+        self.agents = Fleet(ambient.clock())
         self.view: View | None = None
         self._etag = ""  # of the head in ``view``
         self._ambient = ambient
@@ -99,6 +99,8 @@ class Run:
         found = await self.bucket.view()
         if found is not None:
             self._observe(*found)
+        elif self.view is None:
+            self.agents = Fleet()  # whoever follows the run that may begin here will be heard
         return found
 
     def _observe(self, view: View, etag: str) -> None:

@@ -271,7 +271,10 @@ class Coordinator:
     async def wait(
         self, name: str, version: int, stage: Stage, regions: Sequence[str], quorum: float, timeout_s: float
     ) -> WaitAnswer:
-        """Wait until the regions have come to ``stage`` of ``version``. ``VersionAborted`` if it never will."""
+        """Wait until the regions have come to ``stage`` of ``version``. ``VersionAborted`` if it never will.
+
+        A coordinator that has just started does not take the agents that it has heard of so far for all.
+        """
         run, history = self._run(name)
         deadline_s = self._ambient.clock() + timeout_s
         with run.watched():
@@ -279,11 +282,12 @@ class Coordinator:
             while True:
                 await self._check_not_aborted(history, version, view)
                 now_s = self._ambient.clock()
-                progress = history.regions(version, now_s)
-                done = version <= view.head.position.version and reached(progress, stage, regions, quorum)
+                progress, complete_s = history.regions(version, now_s), run.agents.complete_s
+                known = stage == "sealed" or now_s >= complete_s
+                done = known and version <= view.head.position.version and reached(progress, stage, regions, quorum)
                 if done or now_s >= deadline_s or run.stirred.closed:
                     return WaitAnswer(reached=done, version=version, regions=progress)
-                await run.stirred.wait(deadline_s - now_s)
+                await run.stirred.wait((deadline_s if known else min(deadline_s, complete_s)) - now_s)
                 view = run.view or view
 
     async def _check_not_aborted(self, history: History, version: int, view: View) -> None:

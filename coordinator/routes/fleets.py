@@ -53,8 +53,8 @@ async def wait(
 ) -> WaitAnswer:
     """Bound staleness: answer once every region has the version, or after `timeout` with how far they are.
 
-    Name the regions where it matters: a coordinator that has just started knows a region only after the first
-    heartbeat from there.
+    A coordinator that has just started listens to agents for 30 s before it says that staged or serving is reached.
+    Name the regions where it matters: one without a live agent is not known.
     """
     return await service.wait(run, version, state, _regions(regions), quorum, timeout_s)
 

@@ -11,7 +11,7 @@ from coordinator import registry
 from coordinator.ambient import Settings
 from coordinator.errors import Refused, TooBusy, UnknownRun, UnknownVersion, VersionAborted, WrongRun
 from coordinator.fleet import Room, reached
-from coordinator.wire import RegionVersion
+from coordinator.wire import AgentReport, RegionVersion
 from weight_store.control import Control
 from weight_store.keys import control_key
 from weight_store.position import Position
@@ -131,6 +131,41 @@ async def test_waiting_tells_how_far_it_came(job: Any, beat: Any) -> None:
     assert (serving.reached, serving.regions[0].staged, serving.regions[0].serving) == (False, 1, 0)
     assert not (await job.client.wait("demo", 1, state="staged", regions=["elsewhere"])).reached
     assert not (await job.client.wait("demo", 2, state="sealed")).reached
+
+
+async def test_a_coordinator_that_has_just_started_takes_no_half_of_a_fleet_for_all(
+    job: Any, beat: Any, place: Any
+) -> None:
+    first, second = await job.publish(step=1), await job.publish(step=2)
+    client = (await place.node()).client
+
+    async def report(agent: str, position: Any) -> None:
+        await client.heartbeat("demo", "eu-west", agent, beat(job.term.run_id, position, position))
+
+    await report("a", second.position)
+    assert not (await client.wait("demo", 2)).reached
+    assert (await client.wait("demo", 2, state="sealed")).reached
+    await report("b", first.position)
+    place.clock.advance(20)
+    await report("a", second.position)
+    await report("b", first.position)
+    assert not (await client.wait("demo", 1)).reached
+    place.clock.advance(10)
+    assert (await client.wait("demo", 1)).reached
+    assert not (await client.wait("demo", 2)).reached
+
+
+async def test_waiting_for_a_coordinator_that_has_just_started_ends_once_it_knows(job: Any, place: Any) -> None:
+    sealed = await job.publish(step=1)
+    node = await place.node()
+    agent = AgentReport(run_id=job.term.run_id, state="serving", staged=sealed.position, serving=sealed.position)
+    await node.client.heartbeat("demo", "eu-west", "a", agent)
+    run, _ = node.service.registry.get("demo")
+    run.agents.complete_s = place.clock() + 0.02
+    waiting = asyncio.create_task(node.client.wait("demo", 1, timeout_s=60))
+    await asyncio.sleep(0)
+    place.clock.advance(0.02)
+    assert (await waiting).reached
 
 
 async def test_waiting_for_what_was_given_up_is_an_error(job: Any, place: Any, node: Any) -> None:
