@@ -33,6 +33,7 @@ from coordinator.errors import (
     VersionUndecided,
     WrongRun,
 )
+from coordinator.terms import check_expected, check_not_retired
 from coordinator.wire import OpenRequest
 from weight_store.errors import FormatError
 from weight_store.head import MAX_RETIRED, Head
@@ -202,7 +203,7 @@ def take_over(view: View | None, launch: str, run_id: str, write_id: str, expect
         return Done()
     check_not_retired(head, launch)
     if expected_term is not None:
-        _check_expected(head, launch, expected_term)
+        check_expected(head, launch, expected_term)
     pending = _finish(view, write_id)
     if pending is not None:
         return pending
@@ -211,30 +212,12 @@ def take_over(view: View | None, launch: str, run_id: str, write_id: str, expect
     return ReplaceHead(head.model_copy(update=update))
 
 
-def check_not_retired(head: Head, launch: str) -> None:
-    """``Fenced`` if ``launch`` had the run and lost it."""
-    if launch in head.retired:
-        raise Fenced(
-            f"launch {launch} lost the run to launch {head.launch} (term {head.term}) and cannot take it back; "
-            "start the training job anew to take it over"
-        )
-
-
-def _check_expected(head: Head, launch: str, expected_term: int) -> None:
-    if head.term > expected_term:
-        raise Fenced(
-            f"launch {head.launch} took the run over (term {head.term}) after launch {launch} had seen it in term "
-            f"{expected_term}, and keeps it; start the training job anew to take it over"
-        )
-    if head.term < expected_term:
-        raise WrongRun(
-            f"the run that was in term {expected_term} was replaced by another one of its name, now in term "
-            f"{head.term}: start the training job anew to take that one over"
-        )
-
-
-def check_term(head: Head, term: int) -> None:
-    """``Fenced`` if a later launch took the run over; ``UnknownTerm`` if the run has not come to ``term``."""
+def check_term(head: Head, term: int, run_id: str | None = None) -> None:
+    """``Fenced`` if a later launch took the run over; ``UnknownTerm`` if the run has not come to ``term``; ``WrongRun``
+    if it is not ``run_id`` (None: whichever it is).
+    """
+    if run_id not in (None, head.run_id):
+        raise WrongRun(f"run {run_id} is gone, another one of its name was begun: start the training job anew")
     if term < head.term:
         raise Fenced(
             f"term {term} is over: launch {head.launch} took the run over (term {head.term}); "
@@ -247,10 +230,11 @@ def check_term(head: Head, term: int) -> None:
 def open_version(view: View, request: OpenRequest, write_id: str) -> Step:
     """Assign a version to a publication: the same one to every rank, whatever became of it; one undecided at a time.
 
-    Raises ``Fenced``, ``UnknownTerm``, ``VersionUndecided``, ``PublicationConflict`` or ``PublicationPassed``.
+    Raises ``Fenced``, ``UnknownTerm``, ``WrongRun``, ``VersionUndecided``, ``PublicationConflict`` or
+    ``PublicationPassed``.
     """
     head, slot = view.head, view.slot
-    check_term(head, request.term)
+    check_term(head, request.term, request.run_id)
     pending = _finish(view, write_id)
     if pending is not None:
         return pending

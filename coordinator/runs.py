@@ -19,10 +19,8 @@ from coordinator.bucket import RunBucket
 from coordinator.cache import Recent
 from coordinator.decisions import (
     CreateOpen,
-    CreateRegister,
     Done,
     Evidence,
-    ReplaceHead,
     Reread,
     Step,
     View,
@@ -31,15 +29,15 @@ from coordinator.errors import BadRequest, ReceiptMissing, TooBusy, UnknownRun
 from coordinator.fleet import Fleet
 from coordinator.gathering import gather_receipts, gather_signs
 from coordinator.layouts import Collecting, check_layout
+from coordinator.telling import told
 from coordinator.tray import Tray
 from coordinator.waking import Broadcast, Shared
-from coordinator.wire import OpenRequest, ReceiptReport, WithdrawalReport
+from coordinator.wire import OfTerm, OpenRequest, ProgressReport, ReceiptReport, WithdrawalReport
 from weight_store.errors import FormatError, ObjectNotFound, PreconditionFailed, StoreUnavailable
 from weight_store.head import Head
 from weight_store.layout import Layout
-from weight_store.manifest import Manifest
 from weight_store.store import Store
-from weight_store.version import Abort, Withdrawal
+from weight_store.version import Withdrawal
 
 logger = logging.getLogger(__name__)
 
@@ -221,7 +219,7 @@ class Run:
 
     async def receive(self, version: int, rank: int, report: ReceiptReport) -> None:
         """Take note that a receipt is in the bucket; decide the version if it was the last one."""
-        tray = await self._find_tray(version, rank, report.term)
+        tray = await self._find_tray(version, rank, report)
         times = self.times(version)
         encode_s, upload_s = max(times.encode_s, report.encode_s), max(times.upload_s, report.upload_s)
         self._times.put(version, replace(times, encode_s=encode_s, upload_s=upload_s))
@@ -237,9 +235,9 @@ class Run:
         if not tray.missing():
             await self.settle(probe=False, seen=(self.view, self._etag) if last and self.view else None)
 
-    async def note_progress(self, version: int, rank: int, term: int) -> None:
+    async def note_progress(self, version: int, rank: int, report: ProgressReport) -> None:
         """Take note that a rank still works on ``version``; now and then tell other coordinators by the bucket."""
-        tray = await self._find_tray(version, rank, term)
+        tray = await self._find_tray(version, rank, report)
         if tray is None or rank in tray.receipts:
             return
         if tray.note_sign(self._ambient.clock(), self._settings.expire_after_s):
@@ -250,7 +248,7 @@ class Run:
 
     async def withdraw(self, version: int, rank: int, report: WithdrawalReport) -> None:
         """Give an undecided version up for a rank that cannot send its shard, unless its receipt is there after all."""
-        tray = await self._find_tray(version, rank, report.term)
+        tray = await self._find_tray(version, rank, report)
         if tray is None:
             return
         await self._probe(tray, [rank])
@@ -258,12 +256,12 @@ class Run:
             tray.withdrawals.setdefault(rank, Withdrawal(report.code, report.sentence))
             await self.settle(probe=False)
 
-    async def _find_tray(self, version: int, rank: int, term: int) -> Tray | None:
-        """The tray of ``version`` if it is undecided. ``Fenced``, ``UnknownTerm`` or ``BadRequest``."""
+    async def _find_tray(self, version: int, rank: int, report: OfTerm) -> Tray | None:
+        """The tray of ``version`` if it is undecided. ``Fenced``, ``UnknownTerm``, ``WrongRun`` or ``BadRequest``."""
         view = self.view
-        if view is None or view.undecided is None or view.slot.version != version:
+        if view is None or view.undecided is None or view.slot.version != version or _is_of_another(view, report):
             view = await self.fresh()
-        decisions.check_term(view.head, term)
+        decisions.check_term(view.head, report.term, report.run_id)
         tray = self._tray
         if tray is None or tray.opened.version != version:
             return None
@@ -339,7 +337,7 @@ class Run:
         except StoreUnavailable as error:
             logger.warning("run %s: no answer to %s, reading back: %s", self.name, type(step).__name__, error)
             return None
-        logger.info("run %s: %s", self.name, _told(step))
+        logger.info("run %s: %s", self.name, told(step))
         view = decisions.after(found[0], step, position) if found else None
         if view is None:
             return None
@@ -388,15 +386,5 @@ class Run:
         await self.settle()
 
 
-def _told(step: Step) -> str:
-    match step:
-        case CreateOpen(opened):
-            return f"opened version {opened.version} (term {opened.term}, step {opened.step}) on {opened.parent}"
-        case CreateRegister(Manifest() as manifest):
-            return f"version {manifest.version}: all receipts are there, {manifest.payload_bytes} bytes"
-        case CreateRegister(Abort() as abort):
-            return f"gave version {abort.version} up ({abort.reason}): {abort.detail}"
-        case ReplaceHead(head):
-            return f"head is term {head.term}, position {head.position}, launch {head.launch}"
-        case _:
-            return f"created ({type(step).__name__})"
+def _is_of_another(view: View, report: OfTerm) -> bool:
+    return report.run_id not in (None, view.head.run_id)

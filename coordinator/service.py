@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from coordinator import events
 from coordinator.ambient import Ambient, Settings
-from coordinator.decisions import View, check_not_retired
+from coordinator.decisions import View
 from coordinator.errors import (
     CoordinatorError,
     TermPending,
@@ -29,6 +29,7 @@ from coordinator.history import History
 from coordinator.layouts import Collecting
 from coordinator.registry import Registry
 from coordinator.runs import Run
+from coordinator.terms import check_not_retired
 from coordinator.waking import Shared
 from coordinator.wire import (
     AgentAnswer,
@@ -150,7 +151,7 @@ class Coordinator:
     async def report_progress(self, name: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
         """Take note that a rank still works on a version, so that it does not expire yet."""
         run, history = self._run(name)
-        await run.note_progress(version, rank, report.term)
+        await run.note_progress(version, rank, report)
         return await self._answer(run, history, version)
 
     async def withdraw(self, name: str, version: int, rank: int, report: WithdrawalReport) -> VersionAnswer:
@@ -286,7 +287,7 @@ class Coordinator:
                 known = stage == "sealed" or now_s >= complete_s
                 done = known and version <= view.head.position.version and reached(progress, stage, regions, quorum)
                 if done or now_s >= deadline_s or run.stirred.closed:
-                    return WaitAnswer(reached=done, version=version, regions=progress)
+                    return WaitAnswer(reached=done, version=version, regions=progress, run_id=view.head.run_id)
                 await run.stirred.wait((deadline_s if known else min(deadline_s, complete_s)) - now_s)
                 view = run.view or view
 

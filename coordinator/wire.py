@@ -73,35 +73,41 @@ class LayoutAnswer(Answer):
     missing: tuple[Rank, ...] = ()
 
 
-class OpenRequest(Body):
-    """``POST /v1/runs/{run}/versions``: every rank of a term asks; all get the same version."""
+class OfTerm(Body):
+    """What a rank asks as one of the launch that holds ``term`` of run ``run_id``.
+
+    A run that was deleted and begun again counts its terms from 1 again: without ``run_id`` a launch of the former run
+    would be taken for the one that holds the term now.
+    """
 
     term: Term
+    run_id: Uuid | None = None
+
+
+class OpenRequest(OfTerm):
+    """``POST /v1/runs/{run}/versions``: every rank of a term asks; all get the same version."""
+
     step: Count
     ordinal: Count
     layout: Sha256
     world_size: WorldSize
 
 
-class ReceiptReport(Body):
+class ReceiptReport(OfTerm):
     """``PUT .../versions/{v}/receipts/{rank}``: the receipt is in the bucket. Timings are for people only."""
 
-    term: Term
     sha256: Sha256
     encode_s: Annotated[float, Field(ge=0)] = 0
     upload_s: Annotated[float, Field(ge=0)] = 0
 
 
-class ProgressReport(Body):
+class ProgressReport(OfTerm):
     """``PUT .../versions/{v}/progress/{rank}``: bytes move, the receipt is yet to come."""
 
-    term: Term
 
-
-class WithdrawalReport(Body):
+class WithdrawalReport(OfTerm):
     """``PUT .../versions/{v}/withdrawals/{rank}``: the rank cannot send its shard, for good, and why."""
 
-    term: Term
     code: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
     sentence: Annotated[str, StringConstraints(max_length=MAX_SENTENCE)]
 
@@ -210,6 +216,7 @@ class WaitAnswer(Answer):
     reached: bool
     version: Version
     regions: tuple[RegionVersion, ...]
+    run_id: Uuid | None = None
 
 
 class HealthAnswer(Answer):

@@ -85,11 +85,17 @@ class Publication:
             Phase.WITHDRAWING: self._withdraw,
         }
         try:
-            return await actions[self.progress.phase]()
+            return self._checked(await actions[self.progress.phase]())
         except Decided:
             return Interrupted()
         except EXPECTED as error:
             return Refused(error.code, str(error))
+
+    def _checked(self, event: SessionEvent) -> SessionEvent:
+        """What is said of a version of another run by this name says nothing of ours."""
+        if isinstance(event, Observed) and event.answer.run_id != self.worker.run_id:
+            raise remote.WrongRun(self.worker.another_run)
+        return event
 
     @property
     def _answer(self) -> VersionAnswer:
@@ -116,6 +122,7 @@ class Publication:
         worker, progress = self.worker, self.progress
         request = OpenRequest(
             term=worker.term,
+            run_id=worker.run_id,
             step=progress.step,
             ordinal=progress.ordinal,
             layout=worker.layout_sha256,
@@ -221,7 +228,7 @@ class Publication:
 
     async def _signed_for(self, work: Coroutine[Any, Any, T]) -> T:
         worker, version = self.worker, self._answer.version
-        report = ProgressReport(term=worker.term)
+        report = ProgressReport(term=worker.term, run_id=worker.run_id)
 
         async def sign() -> bool:
             run, rank = worker.config.run, worker.config.rank
@@ -261,6 +268,7 @@ class Publication:
         worker, sent = self.worker, self.sent
         report = ReceiptReport(
             term=worker.term,
+            run_id=worker.run_id,
             sha256=self.receipt_sha256,
             encode_s=sent.encode_s if sent else 0,
             upload_s=sent.upload_s if sent else 0,

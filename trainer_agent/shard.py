@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from coordinator.wire import VersionAnswer
 from trainer_agent.encoding import Damage, Encoder, Job
-from weight_store.errors import DigestMismatch
+from weight_store.errors import DigestMismatch, FormatError
 from weight_store.keys import receipt_key, shard_key
 from weight_store.position import Position
 from weight_store.reading import read_agreed
@@ -173,7 +173,12 @@ async def _store_receipt(store: Store, envelope: Envelope, receipt: Receipt) -> 
     result = await create_or_read(store, key, data, MAX_RECORD_BYTES)
     if isinstance(result, Created):
         return receipt, data, True
-    return Receipt.parse(result.data, key=key), result.data, False
+    found = Receipt.parse(result.data, key=key)
+    if found.run_id != envelope.run_id:
+        raise FormatError(
+            f"{key} is of run {found.run_id}: it was left behind by, or written for, an earlier run of this name"
+        )
+    return found, result.data, False
 
 
 async def find_receipt(store: Store, run: str, version: int, rank: int) -> tuple[Receipt, bytes]:

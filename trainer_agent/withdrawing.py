@@ -28,7 +28,9 @@ async def withdraw(worker: Worker, version: int, why: Refused) -> Observed | Giv
     Tried again while both are away for a while. Raises what the coordinator raises if neither will have it for good.
     """
     run, rank = worker.config.run, worker.config.rank
-    report = WithdrawalReport(term=worker.term, code=why.code, sentence=why.message[:MAX_SENTENCE])
+    report = WithdrawalReport(
+        term=worker.term, run_id=worker.run_id, code=why.code, sentence=why.message[:MAX_SENTENCE]
+    )
 
     async def attempt() -> Observed | GivenUp | Interrupted:
         try:

@@ -195,6 +195,14 @@ class Worker:
             self._slots = Slots(self.arena, place_groups(self.known_layout[1].owned(self.config.rank)))
         return self._slots
 
+    @property
+    def another_run(self) -> str:
+        """What to say where the coordinator answers for another run by this name."""
+        return (
+            f"run {self.run_id}, which this launch took over, is gone, and another one is called {self.config.run}: "
+            "start the training job anew to publish into that one"
+        )
+
     @staticmethod
     def _known(value: T | None) -> T:
         if value is None:
@@ -282,8 +290,9 @@ class Worker:
             )
         except EXPECTED as error:
             self.emit(Served(id=request.id, reached=False, error=str(error)))
-        else:
-            self.emit(Served(id=request.id, reached=answer.reached))
+            return
+        ours = answer.run_id in (None, self.run_id)
+        self.emit(Served(id=request.id, reached=answer.reached and ours, error="" if ours else self.another_run))
 
     def save(self, state: State) -> None:
         """Make ``state`` the one that a restart finds, if there is room for it.

@@ -85,6 +85,7 @@ async def layout(
     summary="Open a version",
     responses=responses(
         Fenced,
+        WrongRun,
         VersionUndecided,
         PublicationConflict,
         PublicationPassed,
@@ -107,7 +108,7 @@ async def open_version(run: RunName, request: OpenRequest, service: Service) -> 
 @router.put(
     "/versions/{version}/receipts/{rank}",
     summary="Report that a receipt is in the bucket",
-    responses=responses(Fenced, ReceiptMissing, UnknownRun, UnknownVersion, BadRequest, BucketUnavailable),
+    responses=responses(Fenced, WrongRun, ReceiptMissing, UnknownRun, UnknownVersion, BadRequest, BucketUnavailable),
 )
 async def report_receipt(
     run: RunName, version: VersionNumber, rank: RankNumber, report: ReceiptReport, service: Service
@@ -123,7 +124,7 @@ async def report_receipt(
 @router.put(
     "/versions/{version}/progress/{rank}",
     summary="Report that an upload moves",
-    responses=responses(Fenced, UnknownRun, UnknownTerm, UnknownVersion, BadRequest, BucketUnavailable),
+    responses=responses(Fenced, WrongRun, UnknownRun, UnknownTerm, UnknownVersion, BadRequest, BucketUnavailable),
 )
 async def report_progress(
     run: RunName, version: VersionNumber, rank: RankNumber, report: ProgressReport, service: Service
@@ -139,7 +140,7 @@ async def report_progress(
 @router.put(
     "/versions/{version}/withdrawals/{rank}",
     summary="Report that a shard will not come",
-    responses=responses(Fenced, UnknownRun, UnknownTerm, UnknownVersion, BadRequest, BucketUnavailable),
+    responses=responses(Fenced, WrongRun, UnknownRun, UnknownTerm, UnknownVersion, BadRequest, BucketUnavailable),
 )
 async def withdraw(
     run: RunName, version: VersionNumber, rank: RankNumber, report: WithdrawalReport, service: Service
