@@ -124,14 +124,19 @@ def _observe(progress: Progress, event: SessionEvent) -> Progress:
     if answer.state == "sealed":
         return replace(known, phase=Phase.SEALED)
     if answer.state == "aborted":
-        return replace(known, phase=Phase.FAILED, failure=progress.failure or _aborted(answer))
+        aborted = _aborted(answer)
+        over = aborted.code == remote.Fenced.code
+        return replace(known, phase=Phase.FAILED, failure=aborted if over else progress.failure or aborted)
     if progress.phase in (Phase.AWAITING, Phase.WITHDRAWING):
         return replace(known, phase=Phase.AWAITING)
     return _begin(known, answer)
 
 
 def _aborted(answer: VersionAnswer) -> Refused:
-    return Refused("version-aborted", f"version {answer.version} was given up: {answer.reason}")
+    # A version that was fenced tells of its whole launch: the next publication would only be told so then.
+    fenced = answer.reason.startswith(f"{remote.Fenced.code}:")
+    code = remote.Fenced.code if fenced else remote.VersionAborted.code
+    return Refused(code, f"version {answer.version} was given up: {answer.reason}")
 
 
 def _begin(progress: Progress, answer: VersionAnswer) -> Progress:

@@ -126,6 +126,16 @@ def test_a_launch_that_is_over_while_a_rank_withdraws_is_told_so() -> None:
     assert advance(withdrawing, fenced).failure == fenced
 
 
+def test_a_launch_whose_version_was_fenced_is_told_so_at_once() -> None:
+    fenced = Observed(answer(state="aborted", reason="fenced: term 1 ended before version 4 was decided"))
+    sending = advance(progress(base=base_at(3)), Observed(answer()))
+    for before in (progress(), sending, advance(sending, Sent()), advance(sending, FULL)):
+        if before.phase is Phase.SENDING:
+            before = advance(before, Interrupted())
+        after = advance(before, fenced)
+        assert (after.phase, after.failure.code) == (Phase.FAILED, "fenced")
+
+
 @pytest.mark.parametrize("event", [Observed(answer()), Interrupted()])
 def test_a_receipt_from_before_a_restart_counts(event: object) -> None:
     withdrawing = advance(advance(progress(base=base_at(3)), Observed(answer())), FULL)
