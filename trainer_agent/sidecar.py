@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +204,11 @@ class Connection:
         elif self._worker is None:
             _log.error("%s before attach", request.kind)
         elif isinstance(request, Offered):
-            self._spawn(self._worker.settle_layout(), None)
+            self._spawn(self._worker.settle_layout, None)
         elif isinstance(request, Publish):
-            self._spawn(self._worker.publish(request), request.ordinal)
+            self._spawn(partial(self._worker.publish, request), request.ordinal)
         else:
-            self._spawn(self._worker.ask_serving(request), None)
+            self._spawn(partial(self._worker.ask_serving, request), None)
 
     async def _attach(self, request: Attach) -> None:
         try:
@@ -216,16 +217,16 @@ class Connection:
             self.emit(Failed(ordinal=None, code=error.code, message=str(error)))
             return
         # Not awaited: while the coordinator is away, requests (Close among them) are still to be read.
-        self._spawn(self._worker.attach(), None)
+        self._spawn(self._worker.attach, None)
 
-    def _spawn(self, work: Coroutine[Any, Any, None], ordinal: int | None) -> None:
+    def _spawn(self, work: Callable[[], Coroutine[Any, Any, None]], ordinal: int | None) -> None:
         task = asyncio.create_task(self._guard(work, ordinal))
         self._tasks[task] = ordinal
         task.add_done_callback(self._done)
 
-    async def _guard(self, work: Coroutine[Any, Any, None], ordinal: int | None) -> None:
+    async def _guard(self, work: Callable[[], Coroutine[Any, Any, None]], ordinal: int | None) -> None:
         try:
-            await work
+            await work()  # called only here: a task that is cancelled before it begins would leave a coroutine behind
         except EXPECTED as error:
             self.emit(Failed(ordinal=ordinal, code=error.code, message=str(error)))
 
