@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rollout_agent import syncing
 from rollout_agent.disk import Disk
 from rollout_agent.filetable import FileTable
 from rollout_agent.installing import write_head
@@ -12,10 +13,12 @@ from rollout_agent.weights import Weights, misfits
 def prepare(disk: Disk, places: Places, table: FileTable, present: Weights | None, *, resume: bool) -> Weights:
     """Make ``new/`` hold files of ``table`` and map them; their weights are anything, often nearly right.
 
-    ``resume`` keeps files that an earlier attempt left; others are copied from ``present`` as far as it has
-    the tensors. Raises ``DiskFull`` before any weight is fetched; ``new/`` is empty then.
+    ``resume`` keeps files that an earlier attempt left, unless it may have failed to sync them; others are copied from
+    ``present`` as far as it has the tensors. Raises ``DiskFull`` before any weight is fetched; ``new/`` is empty then.
     """
     names = {file.name for file in table.files}
+    if syncing.is_in_doubt(disk, places.new_syncing):
+        clear(disk, places)
     for name in disk.names(places.new):
         if name not in names:
             disk.remove(places.new / name)

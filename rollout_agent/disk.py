@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_agent.errors import DiskFailed
+from rollout_agent.errors import DiskError, DiskFailed
 from rollout_agent.linux import Flock, copy_some, filesystem, open_lock, translated
 from weight_store.records import Part
 
@@ -155,13 +155,16 @@ class Disk(Protocol):
         """Take an advisory lock (``flock``) at once or not at all; the lock's file is made if need be."""
 
 
-def write_file(disk: Disk, path: Path, data: bytes) -> None:
+def write_file(disk: Disk, path: Path, data: bytes | memoryview) -> None:
     """Replace ``path`` atomically and durably: temporary, sync, rename, sync of the directory."""
     temporary = path.with_name(path.name + ".tmp")
     file = disk.append(temporary)
     try:
         file.write(data)
         file.sync()
+    except DiskError:
+        disk.remove(temporary)
+        raise
     finally:
         file.close()
     disk.rename(temporary, path)

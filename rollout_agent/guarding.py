@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from rollout_agent import checking, gate, presence
+from rollout_agent import checking, gate, presence, syncing
 from rollout_agent.disk import Disk, Stamp
 from rollout_agent.errors import DamagedFiles
 from rollout_agent.faults import Faults
@@ -49,6 +49,8 @@ class Guarded:
         """Set while a step that cannot be left half-way is under way: recovery comes before anything else."""
         self.unsaved = False
         """Set when what is held is not what the state directory leads to: a checkpoint is due."""
+        self.suspect = False
+        """Set when a sync failed: the files are written anew before anything else is built on them."""
         self.logs: list[KeptLog] = []
         self.files: State | None = None
         """The record of the files that the logs lead on from."""
@@ -244,6 +246,19 @@ class Guarded:
         self.unsettled = True
         with self.exclusive():
             presence.hide(self.disk, self.places)
+
+    def sync_weights(self) -> None:
+        """Make repaired files durable, and their names. If that fails they are suspect."""
+        _, weights = self._both()
+        try:
+            with syncing.noted(self.disk, self.places.syncing):
+                weights.sync()
+                self.disk.sync_dir(self.places.model)
+        finally:
+            self._doubt_files()
+
+    def _doubt_files(self) -> None:
+        self.suspect |= not self.copies and syncing.is_in_doubt(self.disk, self.places.syncing)
 
     def _drop_assets(self, version: Version, names: Collection[str] = ()) -> None:
         """Remove assets that only other versions have (also those in ``names``), and note which there will be now."""

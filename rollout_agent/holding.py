@@ -10,6 +10,8 @@ committed logs, weights in any mixture    all logs since the checkpoint replayed
 a log rotten that was replayed before     the version in place verified and kept; a checkpoint is due
 no readable record of the state           what was shown to engines last, verified; a checkpoint is due
 files complete but not in place           put in place
+files in place that may not have been     in the same boot: written anew with the next look at the head, no checkpoint
+synced                                    before that
 weights gone with a reboot                copied from the checkpoint, then as above; that is older than what was shown
                                           if this came as new files and their copy was not made yet
 some weight files gone or cut             those copied from the checkpoint, else made anew group by group
@@ -48,8 +50,6 @@ class Holding(Guarded):
 
     def __init__(self, disk: Disk, places: Places, pool: Executor, run: str) -> None:
         super().__init__(disk, places, pool, run)
-        self.suspect = False
-        """Set when a sync failed: the files are written anew before anything else is built on them."""
         self._gone = 0
         """Groups that were lost with all of their files, until those are there again."""
 
@@ -59,6 +59,7 @@ class Holding(Guarded):
         """Take the directory; see :meth:`Ownership.take`."""
         self._owner.take()
         self.telling.recall(self.run_id)
+        self._doubt_files()
 
     def claim(self, run_id: str) -> None:
         """Make the directory belong to this run; see :meth:`Ownership.claim`."""
@@ -327,6 +328,7 @@ class Holding(Guarded):
             self._drop_assets(state.version, self.records.asset_names())
             self._show(presence.mark(self.disk, self.places, [file.name for file in table.files]))
         self.suspect = False
+        self.disk.remove(self.places.syncing)
         self.faults.repaired("store", self._gone)
         self._gone = 0
         if not self.copies:
@@ -391,8 +393,6 @@ class Holding(Guarded):
     def fail_checkpoint(self, saving: Saving) -> None:
         """Note that a step failed. Checkpoint and logs are as they were; files that failed to sync are suspect."""
         saving.drop()
-        if self.files is saving.files:
-            if self.copies:
-                self.files = saving.files.model_copy(update={"checkpoint": ""})  # make another copy next time
-            else:
-                self.suspect = True
+        if self.copies and self.files is saving.files:
+            self.files = saving.files.model_copy(update={"checkpoint": ""})  # make another copy next time
+        self._doubt_files()

@@ -18,8 +18,9 @@
             gate.doubt      flock: shared while an engine waits that found files wrong, so that the agent looks
             gate.told       flock: exclusive while a command runs that was told of a version, its agent alive or not
             agent.lock      flock: one agent a model directory, whatever state directory it was told
+            syncing.json    the weight files are being synced, or failed to be
             hidden/         index and config.json while weights change
-            new/            files of a version that is not committed yet
+            new/            files of a version that is not committed yet; with a syncing.json of their own
     <state dir>/            by default <model dir>/.weightcast/state
         agent.lock          flock: one agent a state directory
         state.json          the checkpoint: from here logs are replayed
@@ -122,6 +123,16 @@ class Places:
     def told(self) -> Path:
         """What an engine was told and has not answered to."""
         return self.private / "told.json"
+
+    @cached_property
+    def syncing(self) -> Path:
+        """That the weight files are being synced, or failed to be."""
+        return self.private / "syncing.json"
+
+    @cached_property
+    def new_syncing(self) -> Path:
+        """The same of the files in :attr:`new`."""
+        return self.new / "syncing.json"
 
     @cached_property
     def gate_lock(self) -> Path:

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Generator, Sequence
+from contextlib import nullcontext
 
+from rollout_agent import syncing
 from rollout_agent.disk import Disk, copy_file, sync_file
 from rollout_agent.errors import DamagedFiles, DiskError
 from rollout_agent.places import Places, checkpoint_name
@@ -114,8 +116,10 @@ class Saving:
                     for store in stores:
                         store()
                         yield log.path.name
-            yield from weights.sync_each()
-            # Where somebody put another file in the place of one, it is that which was found right.
-            self._disk.sync_dir(self._directory)
+            # A copy whose sync failed is brought forward again from where it was: all that was lost is stored again.
+            with nullcontext() if self.copies else syncing.noted(self._disk, self._places.syncing):
+                yield from weights.sync_each()
+                # Where somebody put another file in the place of one, it is that which was found right.
+                self._disk.sync_dir(self._directory)
         finally:
             weights.close()

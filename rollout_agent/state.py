@@ -89,6 +89,14 @@ class Told(Record):
     boot_id: str
 
 
+class Syncing(Record):
+    """``syncing.json``: files beside it are being synced, or failed to be, in this boot."""
+
+    FORMAT: ClassVar[str] = "weightcast.replica-syncing"
+
+    boot_id: str
+
+
 class State(Record):
     """``state.json``, ``pending.json`` and ``digests.json``: complete files and what they hold.
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rollout_agent.changelog import ScannedLog, ends_committed, head_of, scan
-from rollout_agent.disk import Disk, sync_file, write_file
+from rollout_agent.disk import Disk, write_file
 from rollout_agent.errors import Rewind
 from rollout_agent.faults import Faults
 from rollout_agent.places import Places, is_checkpoint_name, log_version
@@ -135,9 +135,16 @@ class StateDir:
         self._disk.sync_dir(self._places.layouts)
 
     def settle(self, paths: Sequence[Path]) -> None:
-        """Make logs durable that were found committed: their writer may have ended before they were."""
-        for path in paths:
-            sync_file(self._disk, path)
+        """Make logs durable, in order, that were found committed: the last one's writer may have ended before it was.
+
+        It is written anew. Its sync may have failed for that writer, and would not fail again.
+        """
+        for path in paths[-1:]:
+            mapped = self._disk.map(path, writable=False)
+            try:
+                write_file(self._disk, path, mapped.data.data)
+            finally:
+                mapped.close()
         self._disk.sync_dir(self._places.state)
 
     def _remember(self, sha256: str, layout: Layout) -> None:
@@ -220,7 +227,7 @@ class StateDir:
         disk, state = self._disk, self._places.state
         disk.remove(self._places.pending)
         for name in disk.names(state):
-            version = log_version(name)
+            version = log_version(name.removesuffix(".tmp"))
             if version is not None and version <= keep.version.position.version:
                 disk.remove(state / name)
         self.drop_copies(keep.checkpoint)

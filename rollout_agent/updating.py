@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
-from rollout_agent import beside, presence
+from rollout_agent import beside, presence, syncing
 from rollout_agent.changelog import LogWriter
 from rollout_agent.errors import DamagedFiles, DiskError, DiskFailed
 from rollout_agent.fetching import Fetcher
@@ -101,8 +101,7 @@ class Updater:
             await self._run(hops, needed, weights)
             if not holding.copies:
                 # No log would bring these bytes back after a power loss, nor the name of a file that was gone.
-                await self._local(weights.sync)
-                await self._local(holding.disk.sync_dir, holding.places.model)
+                await self._local(holding.sync_weights)
         await self._local(holding.verify)
 
     def _trusted(self) -> Held | None:
@@ -225,11 +224,13 @@ class Updater:
                 )
 
     def _sync(self, weights: Weights) -> None:
+        disk, places = self._holding.disk, self._holding.places
         try:
-            weights.sync()
+            with syncing.noted(disk, places.new_syncing):
+                weights.sync()
         except DiskFailed:
             # Pages that failed to reach the disk look clean afterwards: these files are never used.
-            beside.clear(self._holding.disk, self._holding.places)
+            beside.clear(disk, places)
             raise
 
     async def _run(self, hops: Sequence[LoadedHop], needed: Sequence[set[int]], weights: Weights) -> None:

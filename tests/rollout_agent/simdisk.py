@@ -1,86 +1,25 @@
 """A simulated disk that counts every effect, can fail at any of them, and forgets at a power loss what was not synced.
 
 Files are inodes; a directory maps names to inodes. Both exist twice: as the running system sees them, and as a power
-loss would leave them. At a power loss each directory keeps a prefix of its unsynced changes, and each 64-byte piece of
-a file that was not synced is old or new as chance has it.
-
-Inside, paths are strings: those of pathlib take many times as long to hash and to compare.
+loss would leave them: ``simvolume.py``.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from rollout_agent.disk import Stamp
 from rollout_agent.errors import DiskFailed, DiskFull
-
-_PIECE = 64
+from tests.rollout_agent.simvolume import PIECE, Inode, Volume, begin_of, change_names, parent_of
 
 
 class Crash(BaseException):
     """The process or the machine ended here."""
-
-
-@dataclass
-class Inode:
-    data: bytearray = field(default_factory=bytearray)
-    durable: bytes = b""
-    written: bool = False
-    """Whether something has been stored through the port since it was marked: what times of change would tell."""
-
-
-@dataclass
-class Volume:
-    """The state that survives a process: names and inodes, and the changes that are not durable yet."""
-
-    names: dict[str, Inode] = field(default_factory=dict)
-    durable_names: dict[str, Inode] = field(default_factory=dict)
-    dirs: set[str] = field(default_factory=lambda: {"/"})
-    pending: list[tuple[frozenset[str], dict[str, Inode | None]]] = field(default_factory=list)
-    boot: int = 1
-
-    def files_in(self, path: Path) -> dict[str, Inode]:
-        """The files of one directory by their names there, in order of these."""
-        inside = _inside(path)
-        found = {name[len(inside) :]: inode for name, inode in self.names.items() if name.startswith(inside)}
-        return {name: found[name] for name in sorted(found) if "/" not in name}
-
-    def put(self, path: str, inode: Inode | None) -> None:
-        """Have a name lead to ``inode``, or nowhere: not durable before its directory is synced."""
-        _apply(self.names, {path: inode})
-        self.pending.append((frozenset((_parent(path),)), {path: inode}))
-
-    def clone(self) -> Volume:
-        """The same content, independent of this."""
-        copies = {id(inode): Inode(bytearray(inode.data), inode.durable, inode.written) for inode in self._inodes()}
-
-        def same(names: Mapping[str, Inode | None]) -> dict[str, Any]:
-            return {path: inode and copies[id(inode)] for path, inode in names.items()}
-
-        pending = [(directories, same(names)) for directories, names in self.pending]
-        return Volume(same(self.names), same(self.durable_names), set(self.dirs), pending, self.boot)
-
-    def key(self) -> tuple[object, ...]:
-        """Equal for volumes that no process can tell apart, nor two power losses with the same luck."""
-        numbers: dict[int, int] = {}
-
-        def same(names: Mapping[str, Inode | None]) -> tuple[object, ...]:
-            return tuple(sorted((p, i and numbers.setdefault(id(i), len(numbers))) for p, i in names.items()))
-
-        tables = (same(self.names), same(self.durable_names), tuple((d, same(n)) for d, n in self.pending))
-        contents = {numbers[id(i)]: (bytes(i.data), i.durable, i.written) for i in self._inodes()}
-        return (*tables, tuple(sorted(contents.items())), self.boot, tuple(sorted(self.dirs)))
-
-    def _inodes(self) -> list[Inode]:
-        tables: list[Mapping[str, Inode | None]] = [self.names, self.durable_names, *(n for _, n in self.pending)]
-        return [inode for names in tables for inode in names.values() if inode is not None]
 
 
 class SimDisk:
@@ -136,7 +75,7 @@ class SimDisk:
             if directories & stopped or self.random.random() < 0.3:
                 stopped |= directories
             else:
-                _apply(names, changed)
+                change_names(names, changed)
         after = Volume(dirs=set(volume.dirs), boot=volume.boot + 1)
         copies: dict[int, Inode] = {}
         for path, inode in names.items():
@@ -145,19 +84,19 @@ class SimDisk:
                 after.names[path] = copies[id(inode)]
         after.durable_names = dict(after.names)
         # A directory is removed after its files: where one of those is back, so is the directory.
-        after.dirs.update(map(_parent, after.names))
+        after.dirs.update(map(parent_of, after.names))
         return SimDisk(after, volatile=self.volatile, seed=self.random.randrange(1 << 30))
 
     def _torn(self, inode: Inode) -> Inode:
         """Often all or nothing of what was not synced, else any pieces of it."""
-        old, new = inode.durable, bytes(inode.data)
+        old, new = inode.durable, inode.reachable()
         luck = self.random.random()
         if luck < 0.6:
             data = old if luck < 0.3 else new
             return Inode(bytearray(data), data)
         size = self.random.choice([len(old), len(new)])
         old, new = old.ljust(size, b"\0")[:size], new.ljust(size, b"\0")[:size]
-        data = b"".join(self.random.choice((old, new))[at : at + _PIECE] for at in range(0, size, _PIECE))
+        data = b"".join(self.random.choice((old, new))[at : at + PIECE] for at in range(0, size, PIECE))
         return Inode(bytearray(data), data)
 
     # ---- the port
@@ -175,7 +114,7 @@ class SimDisk:
 
     def names(self, path: Path) -> list[str]:
         self.alive()
-        inside = _inside(path)
+        inside = begin_of(path)
         entries = (self.volume.names, self.volume.dirs)
         rests = [found[len(inside) :] for names in entries for found in names if found.startswith(inside)]
         return sorted(rest for rest in rests if rest and "/" not in rest)
@@ -220,6 +159,7 @@ class SimDisk:
                 raise DiskFailed(f"no {path}")
         old, new = self.volume.names[str(source)].data, self.volume.names[str(target)].data
         self.volume.names[str(target)].written = True
+        self.volume.names[str(target)].stored(start, start + count)
         crashed = self.effect(f"copy to {target.name}")
         if crashed:
             end = start + self.random.randrange(count + 1)
@@ -240,7 +180,7 @@ class SimDisk:
             raise DiskFailed(f"no {source}")
         old, new = str(source), str(target)
         self._rename_like(
-            f"rename {source.name} -> {new}", frozenset((_parent(old), _parent(new))), {old: None, new: inode}
+            f"rename {source.name} -> {new}", frozenset((parent_of(old), parent_of(new))), {old: None, new: inode}
         )
 
     def remove(self, path: Path) -> None:
@@ -260,7 +200,7 @@ class SimDisk:
         for directories, changed in self.volume.pending:
             # A rename between two directories lasts once either of them is synced.
             if synced in directories:
-                _apply(self.volume.durable_names, changed)
+                change_names(self.volume.durable_names, changed)
             else:
                 kept.append((directories, changed))
         self.volume.pending = kept
@@ -270,14 +210,17 @@ class SimDisk:
         return SimLock()
 
     def _change(self, what: str, path: str, inode: Inode | None) -> None:
-        self._rename_like(what, frozenset((_parent(path),)), {path: inode})
+        self._rename_like(what, frozenset((parent_of(path),)), {path: inode})
 
     def _rename_like(self, what: str, directories: frozenset[str], changed: dict[str, Inode | None]) -> None:
+        for directory in directories:
+            if directory not in self.volume.dirs:
+                raise DiskFailed(f"no directory {directory}")
         crashed = self.effect(what)
         before = crashed and self.random.random() < 0.5
         if before:
             self.end()
-        _apply(self.volume.names, changed)
+        change_names(self.volume.names, changed)
         self.volume.pending.append((directories, changed))
         if crashed and not before:
             self.end()
@@ -287,23 +230,6 @@ class SimDisk:
 def _stamp(size: int, time_ns: int) -> Stamp:
     # One inode for all: which of them were made in which order must not tell two crashes apart.
     return Stamp(size=size, mtime_ns=time_ns, ctime_ns=time_ns, inode=1)
-
-
-def _inside(path: Path) -> str:
-    """What the names of everything in a directory begin with."""
-    return f"{path}/".replace("//", "/")
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0] or "/"
-
-
-def _apply(names: dict[str, Inode], changed: Mapping[str, Inode | None]) -> None:
-    for path, inode in changed.items():
-        if inode is None:
-            names.pop(path, None)
-        else:
-            names[path] = inode
 
 
 class SimLock:
@@ -323,6 +249,7 @@ class SimAppender:
     def write(self, data: bytes | memoryview) -> None:
         raw, start = bytes(data), len(self.inode.data)
         self.inode.written = True
+        self.inode.stored(start, start + len(raw))
         if self.disk.effect(f"write {self.path.name}"):
             self.inode.data += raw[: self.disk.random.randrange(len(raw) + 1)]
             self.disk.end()
@@ -343,6 +270,8 @@ class SimMap:
     def change(self, apply: Callable[[], None]) -> None:
         crashed = self.disk.effect(f"store {self.path.name}")
         self.inode.written = True
+        if self.inode.lost:
+            self._note_stores(apply)
         if crashed:
             before = self.data.copy()
             apply()
@@ -351,6 +280,15 @@ class SimMap:
             self.data[undone] = before[undone]
             self.disk.end()
         apply()
+
+    def _note_stores(self, apply: Callable[[], None]) -> None:
+        """Which bytes are stored, also those that do not change: found by storing over other ones."""
+        before = self.data.copy()
+        self.data[:] = ~before
+        apply()
+        for at in np.flatnonzero(self.data != ~before).tolist():
+            self.inode.stored(at, at + 1)
+        self.data[:] = before
 
     def in_place(self) -> bool:
         return self.disk.volume.names.get(str(self.path)) is self.inode and len(self.inode.data) == len(self.data)
@@ -365,10 +303,9 @@ class SimMap:
 def _sync(disk: SimDisk, path: Path, inode: Inode) -> None:
     if disk.effect(f"sync {path.name}"):
         if disk.random.random() < 0.5:
-            inode.durable = bytes(inode.data)
+            inode.durable = inode.reachable()
         disk.end()
     if disk.effects == disk.fail_sync_at:
-        # As Linux does: the pages are clean now, and the disk has some of them.
-        inode.durable = bytes(disk._torn(inode).data)
+        inode.lose(disk.random)
         raise DiskFailed(f"sync of {path} failed")
-    inode.durable = bytes(inode.data)
+    inode.durable = inode.reachable()

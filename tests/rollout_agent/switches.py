@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from rollout_agent import installing, presence, rebuilding
+from rollout_agent import installing, presence, rebuilding, syncing
+from rollout_agent.disk import sync_file
 from rollout_agent.holding import Holding
 from rollout_agent.owning import Ownership
 from rollout_agent.places import log_version
@@ -50,6 +52,22 @@ def no_removed_assets(patch: pytest.MonkeyPatch) -> None:
     """Nobody knows which there are."""
     patch.setattr(StateDir, "asset_names", lambda self: frozenset())
     patch.setattr(Ownership, "note_assets", lambda self, names: None)
+
+
+def no_note_of_syncs(patch: pytest.MonkeyPatch) -> None:
+    """An agent forgets, when it ends, that a sync failed."""
+    patch.setattr(syncing, "is_in_doubt", lambda disk, note: False)
+
+
+def logs_synced_again(patch: pytest.MonkeyPatch) -> None:
+    """A log whose sync may have failed is synced by a start, not written anew."""
+
+    def settle(self: StateDir, paths: Sequence[Path]) -> None:
+        for path in paths:
+            sync_file(self._disk, path)
+        self._disk.sync_dir(self._places.state)
+
+    patch.setattr(StateDir, "settle", settle)
 
 
 def whatever_is_new(patch: pytest.MonkeyPatch) -> None:

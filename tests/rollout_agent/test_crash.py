@@ -30,7 +30,8 @@ from tests.rollout_agent.crashing import (
     visible,
     without_threads,
 )
-from tests.rollout_agent.simdisk import Crash, Inode, SimDisk, Volume
+from tests.rollout_agent.simdisk import Crash, SimDisk
+from tests.rollout_agent.simvolume import Inode, Volume
 from weight_store.errors import StoreUnavailable
 
 
@@ -342,7 +343,7 @@ async def _every_fault(name: str, fault: str) -> None:
 
 
 async def test_new_files_that_were_begun_do_not_stay_beside_logs() -> None:
-    """They take the space of a whole model. Here after a sync that failed: an agent that is killed then forgets why."""
+    """They take the space of a whole model. Here after a sync that failed: in another boot that means nothing."""
     world = World.of((0.02, 0.02), tmpfs=False)
     await world.head(1)
     disk = SimDisk(Volume(), seed=SEED)
@@ -350,7 +351,7 @@ async def test_new_files_that_were_begun_do_not_stay_beside_logs() -> None:
     await world.head(2)
     async with await world.open(disk) as replica:
         await replica.catch_up()
-        disk.fail_sync_at = disk.effects + 1
+        disk.fail_sync_at = disk.effects + 4
         with pytest.raises(DiskError):
             await replica.checkpoint(force=True)
         await world.head(3)
@@ -360,11 +361,13 @@ async def test_new_files_that_were_begun_do_not_stay_beside_logs() -> None:
             await replica.catch_up()
         replica.told()
     new = Places.of(MODEL).new
-    assert disk.names(new)
-    async with await world.open(disk.kill()) as replica:
+    disk.sync_dir(new)
+    left = disk.power_loss()
+    assert left.names(new)
+    async with await world.open(left) as replica:
         await replica.catch_up()
-    assert visible(disk) == last_of(world)
-    assert not disk.names(new)
+    assert visible(left) == last_of(world)
+    assert not left.names(new)
 
 
 async def test_new_files_that_were_begun_do_not_replace_those_that_a_repair_hides() -> None:

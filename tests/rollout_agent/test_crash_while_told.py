@@ -34,7 +34,8 @@ from tests.rollout_agent.crashing import (
     visible,
     without_threads,
 )
-from tests.rollout_agent.simdisk import SimDisk, SimLock, Volume
+from tests.rollout_agent.simdisk import SimDisk, SimLock
+from tests.rollout_agent.simvolume import Volume
 from tests.rollout_agent.training import read_model
 
 

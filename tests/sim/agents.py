@@ -10,7 +10,8 @@ from rollout_agent.errors import DiskError, ForeignFiles, RolloutError
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import State, load
-from tests.rollout_agent.simdisk import Crash, Volume
+from tests.rollout_agent.simdisk import Crash
+from tests.rollout_agent.simvolume import Volume
 from tests.sim.disks import MODEL, STATE, ObservedDisk
 from tests.sim.engines import SimEngine
 from tests.sim.errors import Killed, Violation

@@ -11,7 +11,8 @@ from rollout_agent.errors import DamagedFiles
 from rollout_agent.gate import Visitor, holds
 from rollout_agent.places import Places
 from rollout_agent.state import Whole
-from tests.rollout_agent.simdisk import Inode, SimDisk, SimLock, Volume
+from tests.rollout_agent.simdisk import SimDisk, SimLock
+from tests.rollout_agent.simvolume import Inode, Volume
 from tests.rollout_agent.training import read_model
 from tests.sim.errors import Violation
 

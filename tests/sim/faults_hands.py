@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rollout_agent.places import CONFIG, INDEX
-from tests.rollout_agent.simdisk import Inode, Volume
+from tests.rollout_agent.simvolume import Inode, Volume
 from tests.sim.agents import SimAgent
 from tests.sim.disks import MODEL, PLACES
 
