@@ -11,7 +11,16 @@ import re
 from collections.abc import Iterable
 from enum import StrEnum
 
-from coordinator.errors import MethodNotAllowed, ScopeMissing, TokenRequired, UnknownRoute, WrongHost
+from coordinator.errors import (
+    ForeignPage,
+    MethodNotAllowed,
+    Refused,
+    ScopeMissing,
+    TokenRequired,
+    UnknownRoute,
+    WrongHost,
+    WrongMediaType,
+)
 
 
 class Scope(StrEnum):
@@ -69,6 +78,7 @@ def _pattern(template: str) -> re.Pattern[str]:
     return re.compile("[^/]+".join(literals))
 
 
+_JSON = re.compile(r"application/([\w.-]+\+)?json", re.IGNORECASE | re.ASCII)
 _PATTERNS = {template: _pattern(template) for _, template in ROUTES}
 
 
@@ -82,6 +92,16 @@ def needed(method: str, path: str) -> Scope | None:
     if templates:
         raise MethodNotAllowed(f"{path[:200]} does not take {method[:20]}: the API is described at /docs")
     raise UnknownRoute(f"there is nothing at {path[:200]}: the API is described at /docs")
+
+
+def only_reads(method: str, path: str) -> bool:
+    """True if a request changes nothing, here or in the bucket, whoever sends it."""
+    if method not in {"GET", "HEAD"}:
+        return False
+    try:
+        return needed(method, path) in {OPEN, Scope.VIEWER}
+    except Refused:  # there is nothing to change
+        return True
 
 
 def allowed(path: str) -> str:
@@ -127,4 +147,32 @@ def check_local(host_header: str) -> None:
         raise WrongHost(
             f"this coordinator has no tokens, so it answers only requests to localhost, not to {name[:100]!r}: "
             "start it with --token-file to serve others"
+        )
+
+
+def check_sender(method: str, path: str, *, host: str, origin: str, site: str) -> None:
+    """``ForeignPage`` if a browser sends a request that may change something for a page that is not our own.
+
+    ``host``, ``origin``, ``site``: the headers Host, Origin and Sec-Fetch-Site, empty where there is none. A page
+    cannot choose them, and what is no browser sends neither of the last two. What only reads may come from anywhere,
+    as a link does: a browser shows no page the answers of another origin.
+    """
+    if only_reads(method, path):
+        return
+    foreign = bool(origin) and origin.partition("://")[2].lower() != host.strip().lower()
+    if foreign or site not in {"", "same-origin", "none"}:
+        raise ForeignPage(
+            "a page of another origin had a browser send this, and may not: only the coordinator's own page and "
+            "programs that send no Origin and no Sec-Fetch-Site change anything here"
+        )
+
+
+def check_media_type(content_type: str) -> None:
+    """``WrongMediaType`` unless a body is said to be JSON.
+
+    A page of another origin may make a browser send any other body without asking first whether it may (CORS).
+    """
+    if not _JSON.fullmatch(content_type.partition(";")[0].strip()):
+        raise WrongMediaType(
+            f"the body is said to be {content_type[:100]!r}, and this takes JSON: send 'Content-Type: application/json'"
         )

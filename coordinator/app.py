@@ -67,8 +67,7 @@ def create_app(
     app.state.coordinator = coordinator
     problems.install(app)
     app.add_middleware(BodyLimit)
-    if tokens is not None or local_only:
-        app.add_middleware(Guard, tokens=tokens)
+    app.add_middleware(Guard, tokens=tokens, local_only=local_only)
     for module in (trainers, readers, fleets, health, page):
         app.include_router(module.router)
     return app

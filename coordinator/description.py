@@ -8,7 +8,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from coordinator import access
-from coordinator.errors import BadRequest, BodyTooLarge, ScopeMissing, TokenRequired, TooSlow
+from coordinator.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ForeignPage,
+    ScopeMissing,
+    TokenRequired,
+    TooSlow,
+    WrongMediaType,
+)
 from coordinator.problems import responses
 
 _BEARER = {
@@ -24,7 +32,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         for path, operations in made["paths"].items():
             for method, operation in operations.items():
-                _complete(operation, access.needed(method.upper(), path))
+                _complete(operation, access.needed(method.upper(), path), access.only_reads(method.upper(), path))
         components = made["components"]
         components["securitySchemes"] = {"bearer": _BEARER}
         for unused in ("HTTPValidationError", "ValidationError"):
@@ -33,15 +41,16 @@ def describe(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _complete(operation: dict[str, Any], scope: access.Scope | None) -> None:
+def _complete(operation: dict[str, Any], scope: access.Scope | None, only_reads: bool) -> None:
     found = operation["responses"]
-    usual = responses(BadRequest, BodyTooLarge, TooSlow) if "requestBody" in operation else responses(BadRequest)
+    bodies = (BodyTooLarge, WrongMediaType, TooSlow) if "requestBody" in operation else ()
+    usual = responses(BadRequest, *bodies)
     if "422" in found and not _is_problem(found["422"]):
         del found["422"]  # FastAPI's own, which nobody is sent here
     if "parameters" not in operation and "requestBody" not in operation:
         usual = {}
     if scope is not access.OPEN:
-        usual |= responses(TokenRequired, ScopeMissing)
+        usual |= responses(TokenRequired, ScopeMissing, *(() if only_reads else (ForeignPage,)))
         operation["security"] = [{"bearer": []}]
         operation["description"] += f"\n\nTakes a token with the scope `{scope}`."
     for status, response in usual.items():

@@ -20,6 +20,8 @@
     │   ├── TokenRequired              no token, or one that is not known (any more)
     │   ├── ScopeMissing               the token is known, but not for this
     │   ├── WrongHost                  a coordinator without tokens was asked under another name than this machine's
+    │   ├── ForeignPage                a browser sent this for a page of another origin
+    │   ├── WrongMediaType             a body that does not say that it is JSON
     │   ├── UnknownRun                 no such run in the bucket
     │   ├── UnknownTerm                the run never had this term
     │   ├── UnknownVersion             no such version (any more)
@@ -165,6 +167,20 @@ class WrongHost(Refused):
 
     code = "wrong-host"
     status = 421
+
+
+class ForeignPage(Refused):
+    """A browser sent this for a page of another origin, which may look at most."""
+
+    code = "foreign-page"
+    status = 403
+
+
+class WrongMediaType(Refused):
+    """The body does not say that it is JSON."""
+
+    code = "wrong-media-type"
+    status = 415
 
 
 class UnknownRun(Refused):

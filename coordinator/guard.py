@@ -1,4 +1,4 @@
-"""What stands before the routes and asks for a token. Pure ASGI.
+"""What stands before the routes: asks for a token, and lets no page of elsewhere use a browser. Pure ASGI.
 
 It answers before anything of the body is read, and decides by the table in access.py alone, so that a route of the
 application that the table does not name cannot be reached.
@@ -17,11 +17,16 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class Guard:
-    """Middleware that admits a request if its token may use the route; with ``tokens`` None every local request."""
+    """Middleware that admits a request if its token may use the route, or without ``tokens`` everybody.
 
-    def __init__(self, app: ASGIApp, tokens: TokenFile | None) -> None:
+    ``local_only``: nobody who addresses another machine than this one. Whoever it is, a browser must not send it for
+    a page of another origin, and its body must be JSON.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: TokenFile | None, *, local_only: bool = False) -> None:
         self._app = app
         self._tokens = tokens
+        self._local_only = local_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer with what is missing."""
@@ -35,20 +40,36 @@ class Guard:
 
     def _admit(self, scope: Scope) -> None:
         headers: _Headers = scope["headers"]
-        if self._tokens is None:
-            access.check_local(_one(headers, b"host"))
-            return
-        needed = access.needed(scope["method"], scope["path"])
-        if needed is not access.OPEN:
+        method, path, host = scope["method"], scope["path"], _one(headers, b"host")
+        if self._local_only:
+            access.check_local(host)
+        needed = access.needed(method, path)
+        if self._tokens is not None and needed is not access.OPEN:
             scheme, _, token = _one(headers, b"authorization").partition(" ")
             held = self._tokens.held(token.strip()) if scheme.lower() == "bearer" else None
             access.check(needed, held)
+        origin, site = _all(headers, b"origin"), _all(headers, b"sec-fetch-site")
+        access.check_sender(method, path, host=host, origin=origin, site=site)
+        if _has_body(headers):
+            access.check_media_type(_all(headers, b"content-type"))
 
 
 def _one(headers: _Headers, name: bytes) -> str:
     """A header's value; empty if it is missing or, which no client of ours does, given twice."""
     values = [value for key, value in headers if key == name]
     return values[0].decode("latin-1") if len(values) == 1 else ""
+
+
+def _all(headers: _Headers, name: bytes) -> str:
+    """A header's values in one: two make what none of them is alone."""
+    return ", ".join(value.decode("latin-1") for key, value in headers if key == name)
+
+
+def _has_body(headers: _Headers) -> bool:
+    return any(
+        key == b"transfer-encoding" or (key == b"content-length" and value.strip(b"0 ") != b"")
+        for key, value in headers
+    )
 
 
 def _headers(error: CoordinatorError, path: str) -> dict[str, str]:
