@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from tests.rollout_agent.crashing import TINY, World
-from tests.rollout_agent.training import Training
+from tests.rollout_agent.training import OTHER_RUN_ID, RUN_ID, Training
 from weight_store.memory import MemoryStore
 
 COURSES = 32
-"""How many there are. A walk takes one of them."""
+"""How many there are. A walk takes one of them. Those with higher numbers are of another run of the same name."""
 VERSIONS = 12
 ASSETS = {"config.json": b'{"model_type": "tiny", "n": %d}', "tokenizer.json": b"[%d]", "more.txt": b"%d"}
 """What each may be changed to."""
@@ -36,7 +36,8 @@ def _published(number: int) -> tuple[MemoryStore, Training]:
 async def _publish(number: int) -> tuple[MemoryStore, Training]:
     chance = random.Random(number)
     store = MemoryStore()
-    training = Training(store, specs=TINY, aliases={}, seed=number)
+    run_id = RUN_ID if number < COURSES else OTHER_RUN_ID
+    training = Training(store, specs=TINY, aliases={}, run_id=run_id, seed=number)
     await training.publish()
     while training.published < VERSIONS:
         if chance.random() < 0.15:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from rollout_agent import installing, presence, rebuilding, syncing
 from rollout_agent.disk import sync_file
+from rollout_agent.guarding import Guarded
 from rollout_agent.holding import Holding
 from rollout_agent.owning import Ownership
 from rollout_agent.places import log_version
@@ -30,6 +32,11 @@ def no_weight_sync(patch: pytest.MonkeyPatch) -> None:
 
 def no_hiding(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(presence, "hide", lambda disk, places: None)
+
+
+def no_gate(patch: pytest.MonkeyPatch) -> None:
+    """The agent does not wait for engines that load."""
+    patch.setattr(Guarded, "exclusive", lambda self, what="": nullcontext())
 
 
 def no_later_logs(patch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.rollout_agent.walks import walk
 from tests.walks import Broken
 
 FIRST = 1000 * int(os.environ.get("WEIGHTCAST_SEED", "0"))
-WALKS = 120
+WALKS = 100
 
 
 def test_walks() -> None:
@@ -42,6 +42,9 @@ def test_the_same_seed_is_the_same_walk() -> None:
         switches.no_hiding,
         switches.no_boot_id,
         switches.no_removed_assets,
+        switches.no_note_of_syncs,
+        switches.logs_synced_again,
+        switches.no_gate,
         switches.whatever_is_new,
         switches.no_telling_check,
         switches.no_telling_recall,

@@ -2,27 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_agent.disk import Stamp
-from rollout_agent.errors import DiskFull
+from rollout_agent.errors import DiskFailed, DiskFull
+from rollout_agent.places import Places
 from tests.rollout_agent.crashing import MODEL
-from tests.rollout_agent.simdisk import SimDisk, Volume
+from tests.rollout_agent.simdisk import SimDisk, SimLock
+from tests.rollout_agent.simvolume import Volume
 from weight_store.errors import StoreUnavailable
 from weight_store.memory import MemoryStore
 
 
-class WalkDisk(SimDisk):
-    """Also sees whether what an engine was told to read stays as it is, and can be full for a while."""
+@dataclass
+class Inside:
+    """An engine that went through the gate and loads."""
 
+    polls: int
+    """How often the agent finds the lock taken before the engine leaves."""
+    stops_at: int | None
+    """At which of these the agent is told to stop instead."""
+
+
+class WalkLock(SimLock):
+    def __init__(self, path: Path) -> None:
+        self.path, self.removed = path, False
+
+    def in_place(self) -> bool:
+        return not self.removed
+
+
+class WalkDisk(SimDisk):
+    """Also sees whether what an engine reads stays as it is, knows who is inside the gate, and can be full."""
+
+    gate_lock = Places.of(MODEL).gate_lock
+    inside: Inside | None = None
+    stop: Callable[[], None] = staticmethod(lambda: None)
+    """Tells the agent to stop waiting."""
+    told_to_stop = False
     still: dict[str, bytes] | None = None
     full_from: int | None = None
     """From this effect on there is no space for anything new."""
+    fail_sync_from: int | None = None
+    """The first sync of a file from this effect on fails, if its name begins with ``fail_sync_of``."""
+    fail_sync_of = ""
+    ends_after_failing: int | None = None
+    """If a sync fails that way the process ends so many effects later."""
+    locks: list[WalkLock] = []  # noqa: RUF012 - replaced, never changed
+    """Those that an agent keeps."""
     faulted = False
     """Whether a fault was met since this was last set to False."""
 
     def effect(self, what: str) -> bool:
         self.look()
+        if self.fail_sync_from is not None and self.effects + 1 >= self.fail_sync_from and self._fails(what):
+            self.fail_sync_at, self.fail_sync_from = self.effects + 1, None
+            if self.ends_after_failing is not None:
+                self.crash_at = self.fail_sync_at + self.ends_after_failing
         if self.effects + 1 in (self.full_at, self.fail_sync_at):
             self.faulted = True
         if self._is_full and what.startswith(("create", "write", "allocate", "copy")):
@@ -31,6 +69,52 @@ class WalkDisk(SimDisk):
             self.faulted = True
             raise DiskFull(f"no space for {what}")
         return super().effect(what)
+
+    def _fails(self, what: str) -> bool:
+        return what.startswith(f"sync {self.fail_sync_of}") and not what.startswith("sync dir ")
+
+    def no_faults(self) -> None:
+        """From now on everything works."""
+        self.crash_at = self.full_at = self.fail_sync_at = self.full_from = None
+        self.fail_sync_from = self.ends_after_failing = None
+        self.fail_sync_of = ""
+        self.faulted = self.told_to_stop = False
+
+    def try_lock(self, path: Path, *, shared: bool) -> SimLock | None:  # type: ignore[override]
+        self.alive()
+        if str(path.parent) not in self.volume.dirs:
+            raise DiskFailed(f"no directory {path.parent}")
+        if path == self.gate_lock and not shared and self.inside is not None:
+            self._poll(self.inside)
+            return None
+        lock = WalkLock(path)
+        if path.name in ("agent.lock", "gate.told"):
+            self.locks = [*self.locks, lock]
+        return lock
+
+    def _poll(self, inside: Inside) -> None:
+        self.look()
+        inside.polls -= 1
+        if inside.polls == inside.stops_at:
+            self.stop()
+        if inside.polls <= 0:
+            self.leaves()
+
+    def leaves(self) -> None:
+        """The engine that is inside has loaded."""
+        self.look()
+        self.inside = self.still = None
+
+    def remove_tree(self, path: str, *, durably: bool = False) -> None:
+        """``rm -rf``, by hand."""
+        volume = self.volume
+        for name in [name for name in volume.names if name == path or name.startswith(f"{path}/")]:
+            volume.put(name, None)
+        volume.dirs -= {name for name in volume.dirs if name == path or name.startswith(f"{path}/")}
+        if durably:
+            volume.durable_names, volume.pending = dict(volume.names), []
+        for lock in self.locks:
+            lock.removed |= f"{lock.path}/".startswith(f"{path}/")
 
     def mark(self, path: Path) -> Stamp | None:
         # Each mark is another one, as the times are that the real disk gives a file.
@@ -56,7 +140,9 @@ class WalkDisk(SimDisk):
         """What the next agent finds after a ``kill`` or a ``power`` loss."""
         left = self.kill() if kind == "kill" else self.power_loss()
         disk = WalkDisk(left.volume, volatile=self.volatile, seed=self.random.randrange(1 << 30))
-        disk.still = self.still if kind == "kill" else None
+        disk.stop = self.stop
+        if kind == "kill":
+            disk.still, disk.inside = self.still, self.inside
         return disk
 
     def apart(self, seed: int) -> WalkDisk:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from rollout_agent.places import CONFIG, INDEX, Places
 from tests.rollout_agent.crashing import MODEL
-from tests.rollout_agent.simdisk import Inode, Volume
+from tests.rollout_agent.simvolume import Inode, Volume
+from tests.rollout_agent.walk_disk import WalkDisk
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,19 @@ class Harm:
     def model(self) -> bool:
         """Whether engines load this file."""
         return self.path.rpartition("/")[0] == str(MODEL)
+
+    @property
+    def owner(self) -> bool:
+        """Whether it took away, or may have, by what a directory is known for an agent's."""
+        return self._covers(Places.of(MODEL).owner)
+
+    @property
+    def told(self) -> bool:
+        """Whether it took away the note that an engine was told."""
+        return self._covers(Places.of(MODEL).told)
+
+    def _covers(self, path: Path) -> bool:
+        return str(path) == self.path or (self.path.endswith("/") and str(path).startswith(self.path))
 
 
 def _flip(data: bytearray, chance: random.Random) -> None:
@@ -55,8 +70,8 @@ def candidates(volume: Volume, places: Places) -> dict[str, list[str]]:
             found["state"].append(path)
         elif path.startswith(f"{places.new}/"):
             found["new"].append(path)
-        elif path in (str(places.owner), str(places.told)):
-            continue  # by the first a directory is known for an agent's, the second is a promise to an engine
+        elif path == str(places.told):
+            continue  # a promise to an engine, of which nothing else tells
         elif path.startswith(private):
             found["private"].append(path)
         elif path.endswith((".safetensors", INDEX, CONFIG, "tokenizer.json")):
@@ -92,6 +107,14 @@ def harm(volume: Volume, places: Places, chance: random.Random) -> Harm | None:
         # Also for what is cut: a map of it would be of another size, as :meth:`SimMap.in_place` says.
         volume.put(path, Inode(data, written=True))
     return Harm(path, f"edited ({edit.__name__[1:]})")
+
+
+def remove(disk: WalkDisk, places: Places, chance: random.Random) -> Harm:
+    """``rm -rf`` of what is the agent's own, or of a part of it, or of everything."""
+    private = (places.private, places.new, places.hidden, places.private / "layouts", places.owner, places.told)
+    path = chance.choice((*private, places.state, places.layouts, places.assets, places.private, places.model))
+    disk.remove_tree(str(path))
+    return Harm(str(path) if path in (places.owner, places.told) else f"{path}/", "removed with all in it")
 
 
 def leave_in_new(volume: Volume, places: Places, chance: random.Random) -> Harm:

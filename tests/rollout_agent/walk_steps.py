@@ -6,8 +6,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from rollout_agent import gate
 from rollout_agent.errors import NotWhole
+from tests.rollout_agent.walk_bucket import put_back, spoil
+from tests.rollout_agent.walk_checks import INCLUDES, wrong
+from tests.rollout_agent.walk_disk import Inside, engine_files
 from tests.rollout_agent.walk_harms import harm, leave_in_new
+from tests.rollout_agent.walk_harms import remove as rm
+from tests.rollout_agent.walk_runs import other_run
 
 if TYPE_CHECKING:
     from tests.rollout_agent.walking import Walk
@@ -24,7 +30,10 @@ async def catch_up(walk: Walk) -> None:
     """To the head, with no more fetched than the versions in between."""
     before, read = walk.open.position, walk.wire.read
     plain = before is not None and not walk.harms and not walk.suspect and walk.collected <= before.version
-    await walk.attempt(walk.open.catch_up())
+    plain = plain and not walk.spoilt and len(walk.includes) == 1
+    good = await walk.attempt(walk.open.catch_up())
+    if good and not walk.tmpfs:
+        walk.includes = {walk.include}
     if plain and before is not None:
         manifests = walk.world.training.manifests
         deltas = sum(m.payload_bytes for v, m in manifests.items() if before.version < v <= walk.world.now)
@@ -35,6 +44,18 @@ async def catch_up(walk: Walk) -> None:
 async def follow(walk: Walk) -> None:
     await advance(walk)
     await catch_up(walk)
+
+
+async def fail_a_sync(walk: Walk) -> None:
+    """Of the next log, or of a checkpoint's files; mostly nobody lives to tell."""
+    disk, chance = walk.disk, walk.chance
+    walk.no_faults()
+    disk.fail_sync_from, disk.fail_sync_of = disk.effects + 1, chance.choice(("change-", "model-"))
+    if chance.random() < 0.8:
+        disk.ends_after_failing = 1 + int(chance.random() ** 6 * 30)
+    walk.note(f"   {disk.fail_sync_of}, ends {disk.ends_after_failing} later")
+    await follow(walk)
+    await walk.attempt(walk.open.checkpoint(force=True))
 
 
 async def checkpoint(walk: Walk) -> None:
@@ -88,7 +109,11 @@ async def cancel(walk: Walk) -> None:
 async def reopen(walk: Walk) -> None:
     """An agent ends, another comes."""
     await walk.attempt(walk.open.close())
-    walk.disk.crash_at = walk.disk.fail_sync_at = walk.disk.full_at = walk.disk.full_from = None
+    walk.no_faults()
+    if walk.chance.random() < 0.25:
+        walk.include = walk.chance.choice(INCLUDES)
+        walk.includes.add(walk.include)
+        walk.note(f"   include {walk.include}")
     await walk.reopen()
 
 
@@ -122,10 +147,34 @@ async def leave(walk: Walk) -> None:
         walk.harmed(done)
 
 
+async def remove(walk: Walk) -> None:
+    if walk.may_harm:
+        if walk.disk.inside is not None:
+            walk.disk.leaves()  # the lock that keeps its files still would be among it
+        done = rm(walk.disk, walk.places, walk.chance)
+        walk.note(f"   {done.path}: {done.what}")
+        walk.harmed(done)
+
+
+async def enter(walk: Walk) -> None:
+    """An engine goes through the gate and loads for a while; one that is inside leaves."""
+    disk, chance = walk.disk, walk.chance
+    if disk.inside is not None:
+        disk.leaves()
+        return
+    entered = gate.Visitor(disk, walk.places, verify=any(item.unseen for item in walk.harms)).enter()
+    if entered is None or walk.reading is not None:
+        return
+    found = wrong(walk.world, entered[1].position.version, engine_files(disk.volume), walk.includes)
+    assert not found, f"the gate lets an engine to {found}"
+    disk.inside = Inside(polls := chance.randint(1, 6), chance.randrange(polls) if chance.random() < 0.4 else None)
+    disk.still = None if walk.harms else engine_files(disk.volume)
+
+
 async def tell(walk: Walk) -> None:
     """An engine is told of the version held, and reads it from now on."""
     position = walk.open.position
-    if position is None or walk.reading is not None:
+    if position is None or walk.reading is not None or walk.disk.inside is not None:
         return
     try:
         await walk.attempt(walk.open.tells(position))
@@ -164,6 +213,7 @@ OPERATIONS: dict[str, tuple[int, Callable[[Walk], Awaitable[None]]]] = {
     "catch up": (15, catch_up),
     "follow": (35, follow),
     "checkpoint": (12, checkpoint),
+    "fail a sync": (12, fail_a_sync),
     "beside": (20, beside),
     "look": (5, look),
     "cancel": (6, cancel),
@@ -172,6 +222,11 @@ OPERATIONS: dict[str, tuple[int, Callable[[Walk], Awaitable[None]]]] = {
     "collect": (2, collect),
     "damage": (14, damage),
     "leave in new": (2, leave),
+    "remove": (3, remove),
+    "enter": (8, enter),
+    "spoil": (8, spoil),
+    "put back": (3, put_back),
+    "other run": (1, other_run),
     "tell": (6, tell),
     "answer": (12, answer),
     "settle": (3, settle),

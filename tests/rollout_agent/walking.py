@@ -11,27 +11,36 @@ Walked by ``walks.py``; the steps are in ``walk_steps.py``.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from rollout_agent import gate
-from rollout_agent.errors import DiskError, EngineLoading, RolloutError, RunError
-from rollout_agent.places import INDEX, Places, is_weights_name
+from rollout_agent.errors import (
+    DamagedObject,
+    DiskError,
+    EngineLoading,
+    ForeignFiles,
+    NotWhole,
+    Rewind,
+    RolloutError,
+    RunError,
+)
+from rollout_agent.places import Places
 from rollout_agent.replica import Replica
-from tests.rollout_agent.courses import ASSETS, COURSES, course
+from tests.rollout_agent.courses import COURSES, course
 from tests.rollout_agent.crashing import MODEL, STATE, Down, World
-from tests.rollout_agent.simdisk import Crash, SimDisk, Volume
-from tests.rollout_agent.training import read_model
+from tests.rollout_agent.simdisk import Crash
+from tests.rollout_agent.simvolume import Volume
+from tests.rollout_agent.walk_bucket import is_open, put_back
+from tests.rollout_agent.walk_checks import INCLUDES, check_tidy, visible
 from tests.rollout_agent.walk_disk import WalkDisk, Wire, engine_files
 from tests.rollout_agent.walk_harms import Harm
 from tests.rollout_agent.walk_steps import OPERATIONS
 from tests.walks import Broken
 from weight_store.errors import StoreUnavailable, WeightStoreError
 from weight_store.position import Position
-from weight_store.records import sha256_hex
 
 STEPS = 14
 """Steps of a walk at least; half as many more at most."""
@@ -56,12 +65,20 @@ class Walk:
     """The version that an engine was told of and has not answered to."""
     collected: int = 0
     """Versions below this are gone from the store."""
-    forgot: bool = False
-    """Whether records were damaged: without any nobody knows which assets earlier versions had, and they stay."""
+    include: tuple[str, ...] = ()
+    """Patterns of the tensors that are wanted."""
+    includes: set[tuple[str, ...]] = field(default_factory=lambda: {()})
+    """The same, and those of before that the files may still be of."""
     rebooted: bool = False
     """Whether no agent has been here since the power was lost."""
     suspect: bool = False
-    """Whether a sync has failed since the replica was at the head last."""
+    """Whether a sync has failed since everything was last known to be right."""
+    spoilt: dict[str, bytes] = field(default_factory=dict)
+    """Objects of the bucket that are damaged, as they were."""
+    told_is_gone: bool = False
+    """Whether somebody removed the note that an engine was told."""
+    moved: bool = False
+    """Whether the replica was given to another run."""
     steps: int = 0
     crashes: int = 0
 
@@ -75,6 +92,11 @@ class Walk:
         self.wire = Wire(self.world.store)
         self.versions = sorted(self.world.training.positions)
         self.may_harm = self.chance.random() < 0.4
+        self.may_spoil = self.chance.random() < 0.3
+        if self.chance.random() < 0.2:
+            self.include = self.chance.choice(INCLUDES)
+            self.includes = {self.include}
+        self.disk.stop = self.stop
         self.replica: Replica | None = None
 
     # ---- the walk
@@ -117,6 +139,8 @@ class Walk:
         if self.disk.dead:
             await self._crashed()
         self._look()
+        if self.suspect and not self.harms:
+            await self._probe("power")
 
     def _draw_fault(self) -> str:
         chance, disk = self.chance, self.disk
@@ -125,16 +149,16 @@ class Walk:
         if luck < 0.3:
             disk.crash_at = soon
             return f"crash at effect {soon - disk.effects}"
-        if luck < 0.36:
-            disk.fail_sync_at = soon
-            return f"a sync fails at effect {soon - disk.effects}"
-        if luck < 0.40:
+        if luck < 0.35:
+            disk.fail_sync_from = soon
+            return f"a sync fails from effect {soon - disk.effects} on"
+        if luck < 0.39:
             disk.full_at = soon
             return f"no space at effect {soon - disk.effects}"
-        if luck < 0.44:
+        if luck < 0.43:
             disk.full_from = soon
             return f"no space from effect {soon - disk.effects} on"
-        if luck < 0.52:
+        if luck < 0.50:
             self.wire.left = int(chance.random() ** 2 * 30)
             return f"the store breaks off after {self.wire.left} requests"
         return ""
@@ -142,12 +166,15 @@ class Walk:
     def no_faults(self) -> None:
         disk = self.disk
         self.suspect |= disk.fail_sync_at is not None and disk.faulted
-        disk.crash_at = disk.full_at = disk.fail_sync_at = disk.full_from = None
-        disk.faulted = False
+        disk.no_faults()
         self.wire.left = None
 
-    async def attempt(self, *calls: Awaitable[object]) -> None:
-        """Run these beside each other. Errors that what is going on explains are noted, others break the walk."""
+    async def attempt(self, *calls: Awaitable[object]) -> bool:
+        """Run these beside each other. Errors that what is going on explains are noted, others break the walk.
+
+        True if there was none.
+        """
+        good = True
         found = await asyncio.gather(*calls, return_exceptions=True)
         for error in found:
             if isinstance(error, Crash) or not isinstance(error, BaseException):
@@ -155,8 +182,10 @@ class Walk:
             if not self._explains(error):
                 raise error
             self.note(f"   {type(error).__name__}: {str(error)[:150]}")
+            good = False
         if self.disk.dead:
             raise Crash
+        return good
 
     def _explains(self, error: BaseException) -> bool:
         if self.disk.dead:
@@ -169,6 +198,10 @@ class Walk:
             return True
         if isinstance(error, DiskError) and self.disk.faulted:
             return True
+        if isinstance(error, NotWhole) and self.disk.told_to_stop:
+            return True
+        if self.spoilt and isinstance(error, WeightStoreError | DamagedObject | Rewind):
+            return True
         return bool(self.harms)
 
     @property
@@ -176,10 +209,16 @@ class Walk:
         assert self.replica is not None
         return self.replica
 
+    def stop(self) -> None:
+        """What an agent does that is told to stop while it waits for an engine at the gate."""
+        if self.replica is not None:
+            self.disk.told_to_stop = True
+            self.replica._holding.cancelled.set()
+
     # ---- crashes
 
     async def _crashed(self) -> None:
-        kind = self.chance.choice(("kill", "power"))
+        kind = self.chance.choice(("kill", "kill", "kill", "power") if self.suspect else ("kill", "power"))
         last = self.disk.trace[-1] if self.disk.trace else "nothing"
         self.note(f"   {kind} in {last!r}")
         self.crashes += 1
@@ -193,24 +232,27 @@ class Walk:
     def _power_lost(self) -> None:
         assert gate.holds(self.disk, self.places) is None, "visible after a power loss, before anybody has looked"
         self.shown, self.reading = self.kept, None
-        self.rebooted = True
+        self.rebooted, self.suspect = True, False
 
-    async def reopen(self) -> None:
+    async def reopen(self, *, faults: bool = True) -> None:
         """Another agent, which may be ended while it recovers, and the next one too."""
         self.replica = None
         for attempt in range(4):
             soon = self.disk.effects + 1 + int(self.chance.random() ** 2 * 30)
             fault = ""
-            if attempt < 3 and self.chance.random() < 0.3:
-                fault = self.chance.choice(("crash_at", "crash_at", "fail_sync_at", "full_at"))
+            if faults and attempt < 3 and self.chance.random() < 0.3:
+                fault = self.chance.choice(("crash_at", "crash_at", "fail_sync_from", "full_at"))
                 setattr(self.disk, fault, soon)
             self.note(f"   opened{f', {fault} {soon - self.disk.effects}' if fault else ''}")
             try:
-                self.replica = await self.world.open(self.disk, self.wire)
+                self.replica = await self.world.open(self.disk, self.wire, include=self.include)
             except Crash:
                 assert self.disk.dead
-            except DiskError:
-                if not (self.disk.faulted or self.harms):
+            except ForeignFiles:
+                assert any(item.owner for item in self.harms), "does not know its own directory"
+                self.clear()
+            except (DiskError, NotWhole) as error:
+                if not self._explains(error):
                     raise
             finally:
                 self.no_faults()
@@ -227,10 +269,18 @@ class Walk:
                 break
         self._recovered()
 
+    def clear(self) -> None:
+        """Somebody empties both directories, as the agent asks for."""
+        self.note("   emptied by hand")
+        for root in (MODEL, STATE):
+            self.disk.remove_tree(str(root), durably=True)
+        self.shown = self.kept = None
+        self.includes = {self.include}
+        self.answered()
+
     def _recovered(self) -> None:
         """What a start without a store leads to."""
         replica = self.open
-        self.suspect = False
         found = self._look()
         if not self.harms:
             assert self.shown is None or found is not None, f"nothing held after recovery, {self.shown} was shown"
@@ -238,6 +288,9 @@ class Walk:
         self.rebooted = False
         if replica.telling is not None and self.reading is None:
             replica.told()  # killed between the note and the call, or between the answer and its end
+        if self.told_is_gone and replica.telling is None:
+            self.answered()
+        self.told_is_gone = False
         if self.reading is not None:
             position = self.world.training.positions[self.reading]
             assert replica.telling == position, f"forgot that an engine was told of {self.reading}"
@@ -246,7 +299,7 @@ class Walk:
 
     def harmed(self, harm: Harm) -> None:
         self.harms.append(harm)
-        self.forgot |= harm.path in map(str, (self.places.checkpoint, self.places.pending, self.places.digests))
+        self.told_is_gone |= harm.told
         self.disk.still = None
 
     def tells(self, position: Position) -> None:
@@ -254,14 +307,16 @@ class Walk:
         self.disk.still = None if self.harms else engine_files(self.disk.volume)
 
     def answered(self) -> None:
-        self.reading = self.disk.still = None
+        self.reading = None
+        if self.disk.inside is None:
+            self.disk.still = None
 
     # ---- what must hold
 
     def _look(self) -> int | None:
         """What is visible, which has to be right."""
         self.disk.look()
-        found = visible(self.world, self.disk, self.places, self.harms, forgot=self.forgot)
+        found = visible(self.world, self.disk, self.places, self.harms, self.includes)
         if found is not None:
             assert found <= self.world.now, f"shows {found}, which is not published yet"
             if not self.harms:
@@ -276,6 +331,11 @@ class Walk:
         self.note(f"{self.steps}. the faults end (head {self.world.now}, shown {self.shown})")
         if self.reading is not None:
             await OPERATIONS["answer"][1](self)
+        if self.disk.inside is not None:
+            self.disk.leaves()
+        if self.spoilt:
+            await self._go_round()
+            await put_back(self)
         if self.harms:
             # What nobody reads is not known to be damaged: it is read when an agent starts.
             for _ in range(2):
@@ -284,21 +344,37 @@ class Walk:
                 self.disk = self.disk.after("power")
                 self._power_lost()
                 self.note("   power loss, so that everything is read")
-                self.replica = await self.world.open(self.disk, self.wire)
-                self._recovered()
+                await self.reopen(faults=False)
         before = len(self.disk.trace)
         await self._get_to_the_head()
         done = self.disk.trace[before:]
         self.harms.clear()
+        self.includes = {self.include}
         assert self._look() == self.world.now
         self.kept = self.world.now
         self.suspect = False
-        self._check_tidy(done)
+        check_tidy(self.world, self.disk, self.places, done, tmpfs=self.tmpfs)
         for kind in ("kill", "power"):
-            left = self.disk.apart(self.chance.randrange(1 << 30)).after(kind)
-            async with await self.world.open(left, Down()):
-                found = visible(self.world, left, self.places, [], forgot=self.forgot)
-                assert found == self.world.now, f"{found} is left of {self.world.now} after a {kind}"
+            await self._probe(kind)
+
+    async def _probe(self, kind: str) -> None:
+        """What a crash would leave now; the walk does not go on from that."""
+        left = self.disk.apart(self.chance.randrange(1 << 30)).after(kind)
+        async with await self.world.open(left, Down()):
+            found = visible(self.world, left, self.places, [], self.includes)
+            assert self.kept is None or (found or 0) >= self.kept, f"{found} is left of {self.kept} after a {kind}"
+
+    async def _go_round(self) -> None:
+        """What is spoilt in the bucket takes nothing away that is held, and is gone round where that can be."""
+        held = self._look()
+        for _ in range(4):
+            await self.attempt(self.open.catch_up())
+        found = self._look()
+        if self.harms:
+            return
+        assert held is None or found is not None, f"lost {held} because of {sorted(self.spoilt)}"
+        if is_open(self, only_full=self.suspect or len(self.includes) > 1):
+            assert found == self.world.now, f"stays at {found}, though there is a way past {sorted(self.spoilt)}"
 
     async def _get_to_the_head(self) -> None:
         target = self.world.training.positions[self.world.now]
@@ -318,85 +394,3 @@ class Walk:
                 if replica.position == target:
                     return
         raise AssertionError(f"stays at {replica.position}")
-
-    def _check_tidy(self, done: list[str]) -> None:
-        """The names are those that a replica would have which had fetched this version and nothing else.
-
-        What a crash leaves behind stays until the next version comes and the next checkpoint: if these were ``done``.
-        """
-        saved = any(what.startswith("rename state.json.tmp") for what in done)
-        moved = any(what.startswith(("create change-", "rename pending.json.tmp")) for what in done)
-        names, manifest = self.disk.volume.names, self.world.training.manifests[self.world.now]
-        layout = self.world.training.layouts[self.world.now]
-        files = [name for name in engine_files(self.disk.volume) if is_weights_name(name)]
-        expected = {str(MODEL / name) for name in (*files, INDEX, *(asset.name for asset in manifest.assets))}
-        expected |= {str(self.places.private / name) for name in ("owner.json", "whole.json", "digests.json")}
-        expected |= {
-            str(self.places.checkpoint),
-            str(self.places.layout(layout)),
-            str(self.places.shown_layout(layout)),
-        }
-        expected |= {str(self.places.asset(asset.sha256)) for asset in manifest.assets}
-        copies = {name.split("/")[2] for name in names if name.startswith(f"{STATE}/checkpoint-")}
-        expected |= {str(STATE / copy / name) for copy in copies for name in files}
-        assert len(copies) >= self.tmpfs
-        if not saved:
-            return
-        assert len(copies) == self.tmpfs, copies
-        assert expected <= names.keys(), sorted(expected - names.keys())
-        more = sorted(name for name in names.keys() - expected if not _may_stay(name, self.places))
-        if self.forgot:
-            more = [name for name in more if name not in {str(MODEL / asset) for asset in ASSETS}]
-        more = [name for name in more if moved or not name.startswith(f"{self.places.new}/")]
-        assert not more, f"left behind: {more}"
-
-
-def _may_stay(name: str, places: Places) -> bool:
-    """Names of which there is one at most, whatever has happened."""
-    few = (places.serving, places.told, *(places.hidden / n for n in (INDEX, "config.json")))
-    records = (places.owner, places.whole, places.digests, places.checkpoint, places.pending)
-    # Of what was being written when the process ended; replaced when it is written the next time.
-    beginnings = {f"{path}.tmp" for path in (*few[:2], *records)}
-    return name in {str(path) for path in few} | beginnings or _is_beginning(name)
-
-
-def _is_beginning(name: str) -> bool:
-    directory, _, last = name.rpartition("/")
-    if directory == f"{MODEL}/.weightcast/layouts":
-        return last.endswith(".tmp")
-    return directory == str(MODEL) and last.removesuffix(".tmp") in (INDEX, *ASSETS) and last.endswith(".tmp")
-
-
-def wrong(world: World, version: int, files: dict[str, bytes], *, forgot: bool) -> str:
-    """What is not as it is in this version, of all that an engine could load; empty if everything is."""
-    try:
-        tensors = read_model({name: data for name, data in files.items() if name.endswith(".safetensors")})
-        index = json.loads(files[INDEX])["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
-        return f"version {version} cannot be read: {error!r}"
-    if tensors != world.training.tensors(version):
-        return f"a mixture at version {version}"
-    if not (index.keys() == tensors.keys() and set(index.values()) == {n for n in files if n.endswith(".safetensors")}):
-        return f"the index of version {version} does not fit"
-    assets = {asset.name: asset.sha256 for asset in world.training.manifests[version].assets}
-    others = {
-        n: sha256_hex(data) for n, data in files.items() if n != INDEX and not n.endswith((".safetensors", ".tmp"))
-    }
-    if forgot:
-        others = {name: sha256 for name, sha256 in others.items() if name in assets}
-    return "" if assets == others else f"assets {sorted(others)} of version {version} do not fit {sorted(assets)}"
-
-
-def visible(world: World, disk: SimDisk, places: Places, harms: list[Harm], *, forgot: bool) -> int | None:
-    """The version that an engine would load through the gate: exactly that, unless somebody had his hands in it."""
-    whole = gate.holds(disk, places)
-    if whole is None:
-        return None
-    found = wrong(world, whole.position.version, engine_files(disk.volume), forgot=forgot)
-    if not found:
-        return whole.position.version
-    assert any(item.model for item in harms), found
-    # Only stamps tell of an edit, and only reading of rot.
-    visitor = gate.Visitor(disk, places, verify=any(item.unseen for item in harms))
-    assert visitor.enter() is None, f"the gate lets engines to {found}"
-    return None

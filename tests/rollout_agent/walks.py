@@ -28,6 +28,8 @@ def quietly(luck: random.Random) -> Iterator[None]:
         with pytest.MonkeyPatch.context() as patch:
             in_one_thread(patch, luck)
             patch.setattr(gate, "ThreadPoolExecutor", Inline)
+            patch.setattr(gate, "_POLL_S", 0.0)
+            patch.setattr(gate, "_PATIENCE_S", 0.0)
             yield
     finally:
         logging.disable(level)
