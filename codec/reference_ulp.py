@@ -1,7 +1,7 @@
-"""``ulp_v1`` in the order of FORMAT.md's chapter: a slow decoder, the oracle of the tests.
+"""``ulp_v1`` in the order of FORMAT-ulp.md: a slow decoder, the oracle of the tests.
 
 Plain Python integers, one weight at a time, no loop shared with the native kernels and no floats. Its encoder is
-:mod:`codec.reference_ulp_encoder`. Where FORMAT.md and this file disagree, FORMAT.md is right.
+:mod:`codec.reference_ulp_encoder`. Where FORMAT-ulp.md and this file disagree, FORMAT-ulp.md is right.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The encoder beside :mod:`codec.reference_ulp`: same bytes as the native one, so that they can be compared.
 
-An encoder may choose any model; this one chooses as FORMAT.md's section "What the encoder chooses" says, in integers.
+An encoder may choose any model, and :func:`write_chunk` writes by any; :func:`encode` chooses as FORMAT-ulp.md's
+section "What the encoder chooses" says, in integers.
 """
 
 from __future__ import annotations
@@ -274,16 +275,24 @@ def normalise(c: Candidate) -> ValueModel:
 
 def encode_chunk(base: list[int], new: list[int], sample: Sample, fields: Fields) -> bytes:
     """One chunk."""
+    changes = [(old, now) for old, now in zip(base, new, strict=True) if old != now]
+    model = Model(fields)
+    if changes:
+        choose_hazards(sample, model)
+        choose_values(changes, model)
+    return write_chunk(base, new, model)
+
+
+def write_chunk(base: list[int], new: list[int], model: Model) -> bytes:
+    """One chunk by a model in which every change has a hazard, and its symbol a frequency."""
     changed = [i for i in range(len(base)) if base[i] != new[i]]
-    w, model = Writer(), Model(fields)
+    w = Writer()
     lanes = lanes_of(len(base))[: 1 + (len(base) > SEGMENT)]
     counts = [sum(base[i] != new[i] for i in lane) for lane in lanes]
     for n in counts:
         w.varint(n)
     if not changed:
         return bytes(w.data)
-    choose_hazards(sample, model)
-    choose_values([(base[i], new[i]) for i in changed], model)
     write_model(w, model)
     streams = []
     for lane in lanes:
@@ -312,7 +321,12 @@ def encode(base: Array, new: Array, fields: Fields, *, chunk_log2: int | None = 
         n = min(size, base.size - i)
         sample = take_sample(base, new, i, n, sample_stride(n), fields)
         chunks.append(encode_chunk(base[i : i + n].tolist(), new[i : i + n].tolist(), sample, fields))
+    return join_chunks(log, chunks)
+
+
+def join_chunks(chunk_log2: int, chunks: list[bytes]) -> bytes:
+    """The body of these chunks, each of 2^chunk_log2 weights but the last."""
     w = Writer()
     for chunk in chunks[:-1]:
         w.varint(len(chunk))
-    return bytes([0, log]) + bytes(w.data) + b"".join(chunks)
+    return bytes([0, chunk_log2]) + bytes(w.data) + b"".join(chunks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from codec.digest import as_bytes
 from codec.errors import CorruptFrame, TruncatedFrame, UnsupportedFrame
+from codec.threads import in_order
 
 STORED, ZSTD, DEFLATE, BZIP2 = range(4)
 
@@ -129,18 +130,15 @@ SPARSE_CANDIDATES: tuple[Candidate, ...] = ((ZSTD, _zstd(9)), (BZIP2, _bzip2), (
 def pack(planes: Sequence[NDArray[np.uint8]], candidates: Sequence[Candidate]) -> bytes:
     """All planes as streams, one after the other, each as small as the best of ``candidates`` makes it.
 
-    The candidates run in parallel threads where the planes are large enough to pay for them.
+    The candidates run side by side, on no more threads than cores, where the planes are large enough to pay for them.
     """
     views = [as_bytes(np.ascontiguousarray(p)) for p in planes]
     jobs = [(view, candidate) for view in views if len(view) for candidate in _promising(view, candidates)]
-    if sum(len(view) for view, _ in jobs) < _THREADS_FROM_BYTES:
-        packed = [(candidate[0], candidate[1](view)) for view, candidate in jobs]
-    else:
-        with ThreadPoolExecutor(max_workers=len(jobs), thread_name_prefix="weightcast-pack") as pool:
-            packed = list(pool.map(lambda job: (job[1][0], job[1][1](job[0])), jobs))
+    pay = sum(len(view) for view, _ in jobs) >= _THREADS_FROM_BYTES
+    packed = list(in_order([partial(compress, view) for view, (_, compress) in jobs], threads=pay))
     out = []
     for view in views:
-        tried = [result for (seen, _), result in zip(jobs, packed, strict=True) if seen is view]
+        tried = [(number, stored) for (seen, (number, _)), stored in zip(jobs, packed, strict=True) if seen is view]
         compressor, stored = min(tried, key=lambda t: len(t[1]), default=(STORED, b""))
         if len(stored) >= len(view):
             compressor, stored = STORED, bytes(view)

@@ -1,7 +1,7 @@
 """``ulp_v1``, the default for deltas of floats: an entropy coder of which weight changes next, and by how many ulps.
 
-The model, the bytes and the arithmetic are in FORMAT.md; the kernels are in ``native/``. Applies to floats of 8, 16 and
-32 bits. Everything else, and whatever this would make larger than the raw bytes, is left to the other methods.
+The model, the bytes and the arithmetic are in FORMAT-ulp.md; the kernels are in ``native/``. Applies to floats of 8, 16
+and 32 bits. Everything else, and whatever this would make larger than the raw bytes, is left to the other methods.
 """
 
 from __future__ import annotations

@@ -6,15 +6,9 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__GNUC__) || defined(__clang__)
 #define WC_INLINE static inline __attribute__((always_inline))
 #define WC_LIKELY(x) __builtin_expect(!!(x), 1)
 #define WC_UNLIKELY(x) __builtin_expect(!!(x), 0)
-#else
-#define WC_INLINE static inline
-#define WC_LIKELY(x) (x)
-#define WC_UNLIKELY(x) (x)
-#endif
 
 namespace weightcast {
 
@@ -29,43 +23,15 @@ constexpr int kMaxKeys = 512;
 
 // Asks for memory `bytes` past p. The address need not exist: a prefetch never faults.
 WC_INLINE void prefetch(const void* p, size_t bytes) {
-#if defined(__GNUC__) || defined(__clang__)
     __builtin_prefetch((const void*)((uintptr_t)p + bytes));
-#else
-    (void)p, (void)bytes;
-#endif
 }
 
 // log2 of an x > 0, rounded down.
-WC_INLINE int floor_log2(uint64_t x) {
-#if defined(__GNUC__) || defined(__clang__)
-    return 63 - __builtin_clzll(x);
-#else
-    int n = 0;
-    while (x >>= 1) n++;
-    return n;
-#endif
-}
+WC_INLINE int floor_log2(uint64_t x) { return 63 - __builtin_clzll(x); }
 
-WC_INLINE int lowest_bit(uint64_t x) {
-#if defined(__GNUC__) || defined(__clang__)
-    return __builtin_ctzll(x);
-#else
-    int n = 0;
-    while (!(x & 1)) x >>= 1, n++;
-    return n;
-#endif
-}
+WC_INLINE int lowest_bit(uint64_t x) { return __builtin_ctzll(x); }
 
-WC_INLINE int bit_count(uint64_t x) {
-#if defined(__GNUC__) || defined(__clang__)
-    return __builtin_popcountll(x);
-#else
-    int n = 0;
-    for (; x; x &= x - 1) n++;
-    return n;
-#endif
-}
+WC_INLINE int bit_count(uint64_t x) { return __builtin_popcountll(x); }
 
 // Words on the wire are little-endian. Compilers fold this into one load or store.
 WC_INLINE uint32_t load_u32(const uint8_t* p) {

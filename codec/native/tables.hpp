@@ -1,4 +1,4 @@
-// Constants of ulp_v1 as FORMAT.md defines them: survival 2^-x, hazards, and the integer logarithm of the estimator.
+// Constants of ulp_v1 as FORMAT-ulp.md defines them: survival 2^-x, hazards, the integer logarithm of the estimator.
 #pragma once
 
 #include "common.hpp"

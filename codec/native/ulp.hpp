@@ -1,4 +1,4 @@
-// ulp_v1: bodies as FORMAT.md defines them. Pure functions over memory; safe on any body.
+// ulp_v1: bodies as FORMAT-ulp.md defines them. Pure functions over memory; safe on any body.
 #pragma once
 
 #include <exception>
