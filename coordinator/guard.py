@@ -6,6 +6,10 @@ application that the table does not name cannot be reached.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import AsyncIterator, Callable
+
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator import access
@@ -14,6 +18,8 @@ from coordinator.problems import problem_response
 from coordinator.tokens import TokenFile
 
 _Headers = list[tuple[bytes, bytes]]
+_STILL = "weightcast.still_admitted"
+"""Where a request's scope holds what says whether it would be admitted now."""
 
 
 class Guard:
@@ -45,13 +51,28 @@ class Guard:
             access.check_local(host)
         needed = access.needed(method, path)
         if self._tokens is not None and needed is not access.OPEN:
-            scheme, _, token = _one(headers, b"authorization").partition(" ")
-            held = self._tokens.held(token.strip()) if scheme.lower() == "bearer" else None
-            access.check(needed, held)
+            self._check_token(self._tokens, headers, needed)
+            scope[_STILL] = functools.partial(self._check_token, self._tokens, headers, needed)
         origin, site = _all(headers, b"origin"), _all(headers, b"sec-fetch-site")
         access.check_sender(method, path, host=host, origin=origin, site=site)
         if _has_body(headers):
             access.check_media_type(_all(headers, b"content-type"))
+
+    @staticmethod
+    def _check_token(tokens: TokenFile, headers: _Headers, needed: access.Scope) -> None:
+        scheme, _, token = _one(headers, b"authorization").partition(" ")
+        access.check(needed, tokens.held(token.strip()) if scheme.lower() == "bearer" else None)
+
+
+async def while_admitted(request: Request, chunks: AsyncIterator[str]) -> AsyncIterator[str]:
+    """Yield what ``chunks`` yields until the token that the request came with may no longer be used for it."""
+    check: Callable[[], None] = request.scope.get(_STILL, lambda: None)
+    async for chunk in chunks:
+        try:
+            check()
+        except (TokenRequired, ScopeMissing):
+            return
+        yield chunk
 
 
 def _one(headers: _Headers, name: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from coordinator.errors import (
@@ -16,6 +16,7 @@ from coordinator.errors import (
     VersionUndecided,
 )
 from coordinator.events import EventId
+from coordinator.guard import while_admitted
 from coordinator.problems import responses
 from coordinator.routes.parameters import RunName, Service, VersionNumber, Wait
 from coordinator.wire import HeadAnswer, RunAnswer, VersionAnswer
@@ -109,6 +110,7 @@ async def head(
 async def events(
     run: RunName,
     service: Service,
+    request: Request,
     last_event_id: Annotated[str | None, Header(description="Resume after this event.", max_length=64)] = None,
     after: Annotated[str | None, Query(description="As Last-Event-ID, for a first connection.", max_length=64)] = None,
 ) -> StreamingResponse:
@@ -116,10 +118,11 @@ async def events(
 
     Ids are places in the life of the run, `<version>.<1 opened, 2 decided>`: a client resumes with `Last-Event-ID` at
     any coordinator. Without one the stream begins with the sealing of the head. `gap` says that more was missed than
-    is sent again.
+    is sent again. The stream ends when its token is revoked, at the next event or comment.
     """
     wanted = last_event_id or after
     event_id = EventId.parse(wanted) if wanted else None
     if wanted and event_id is None:
         raise BadRequest("Last-Event-ID is not an id of this stream: <version>.1 or <version>.2")
-    return StreamingResponse(await service.events(run, event_id), media_type="text/event-stream", headers=_EVENT_STREAM)
+    chunks = while_admitted(request, await service.events(run, event_id))
+    return StreamingResponse(chunks, media_type="text/event-stream", headers=_EVENT_STREAM)
