@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 Headers = dict[bytes, bytes]
 Forward = Callable[[bytes, Headers, bytes], Awaitable[bytes]]
+Mode = Callable[[bytes, Headers, bytes, Forward], Awaitable[bytes]]
 
 
 def answer(status: int, code: str) -> bytes:
@@ -73,6 +74,34 @@ async def without_ranges(line: bytes, headers: Headers, body: bytes, forward: Fo
     return await forward(line, headers, body)
 
 
+def damaging(damage: Callable[[int, bytearray], None]) -> Mode:
+    """Damages objects that were uploaded in parts: ``damage(offset, body)`` changes what a read of them returns."""
+
+    async def mode(line: bytes, headers: Headers, body: bytes, forward: Forward) -> bytes:
+        found = await forward(line, headers, body)
+        wanted = re.fullmatch(rb"bytes=(\d+)-\d+", headers.get(b"range", b""))
+        if not line.startswith(b"GET ") or b"/parts" not in line or wanted is None or b" 206 " not in found[:20]:
+            return found
+        head, _, content = found.partition(b"\r\n\r\n")
+        changed = bytearray(content)
+        damage(int(wanted[1]), changed)
+        assert len(changed) == len(content)
+        return head + b"\r\n\r\n" + changed
+
+    return mode
+
+
+def zeroed(start: int, end: int) -> Mode:
+    """A store that has zeros instead of the bytes from ``start`` to ``end``."""
+
+    def damage(offset: int, body: bytearray) -> None:
+        first, last = max(start - offset, 0), min(end - offset, len(body))
+        if first < last:
+            body[first:last] = bytes(last - first)
+
+    return damaging(damage)
+
+
 class Remembering:
     """A cache in between that repeats its first answer to each read once."""
 
@@ -87,9 +116,6 @@ class Remembering:
             return self.known.pop(path)
         self.known[path] = await forward(line, headers, body)
         return self.known[path]
-
-
-Mode = Callable[[bytes, Headers, bytes, Forward], Awaitable[bytes]]
 
 
 class Proxy:

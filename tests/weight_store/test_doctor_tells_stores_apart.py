@@ -29,9 +29,11 @@ from tests.weight_store.standins import (
     replace_refused,
     unquoted,
     without_ranges,
+    zeroed,
 )
 from weight_store.doctor import Diagnosis, Examination, diagnose, require_conditional_writes
-from weight_store.errors import StoreRefused, StoreUnavailable
+from weight_store.doctor.observing import observe_multipart
+from weight_store.errors import FormatError, PreconditionFailed, StoreRefused, StoreUnavailable
 from weight_store.local import LocalStore
 from weight_store.memory import MemoryStore
 from weight_store.opening import open_store
@@ -184,6 +186,50 @@ async def test_a_store_without_ranges_is_unusable(worsened: Callable[[Mode], str
     assert (found.kind, found.safe) == ("full", False)
     assert states(found)["ranges"] == "failed"
     assert found.verdict.startswith("unusable: ranges")
+
+
+@pytest.mark.parametrize(("start", "end"), [(5 * MIB, 6 * MIB), (11 * MIB - 1, 11 * MIB)])
+async def test_damage_anywhere_in_what_was_uploaded_in_parts_is_found(
+    start: int, end: int, worsened: Callable[[Mode], str]
+) -> None:
+    found = await examined(worsened(zeroed(start, end)))
+    assert (found.kind, found.safe) == ("full", False)
+    assert states(found)["multipart uploads"] == "failed"
+    assert "does not read back the same" in next(c.sentence for c in found.checks if c.name == "multipart uploads")
+
+
+class Cutting(MemoryStore):
+    """Keeps more or less of what is uploaded in parts than it was given."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.more = more
+
+    async def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
+        blob = await self.get(key, max_bytes=1 << 30)
+        data = blob.data + bytes(self.more) if self.more > 0 else blob.data[: len(blob.data) + self.more]
+        if offset + len(buffer) > len(data):
+            raise FormatError(f"object {key} ends at byte {len(data)}")
+        buffer[:] = data[offset : offset + len(buffer)]
+
+
+@pytest.mark.parametrize(("more", "intact"), [(0, True), (1, False), (-1, False)])
+async def test_a_byte_too_many_or_too_few_is_found(more: int, intact: bool) -> None:
+    multipart, _, _ = await observe_multipart(Cutting(more), "_doctor/x", 11 * MIB, lambda: 0.0)
+    assert multipart.intact == intact
+
+
+async def test_a_second_upload_that_is_refused_leaves_the_first_as_it_was() -> None:
+    class Overwriting(MemoryStore):
+        async def create(self, key: str, data: bytes) -> str:
+            try:
+                return await super().create(key, data)
+            except PreconditionFailed:
+                await self.replace(key, data, etag=(await self.get(key, max_bytes=len(data))).etag)
+                raise
+
+    multipart, _, _ = await observe_multipart(Overwriting(), "_doctor/x", 11 * MIB, lambda: 0.0)
+    assert (multipart.completed, multipart.again, multipart.intact) == (True, "precondition", False)
 
 
 async def test_a_cache_in_between_is_found(worsened: Callable[[Mode], str]) -> None:

@@ -21,6 +21,8 @@ _SMALL = 1 << 16
 _PATTERN = bytes(range(251)) * 4200  # a million bytes that repeat only after 251, so that misplaced pieces show
 _MARK_BYTES = 16
 _PARALLEL_READS = 4
+_READ_PATTERNS = 8
+"""How many times ``_PATTERN`` a read is long: what each of those in parallel holds in memory."""
 _MAX_TRIES = 200
 
 
@@ -171,11 +173,11 @@ async def observe_multipart(
     store: Store, place: str, size: int, clock: Callable[[], float]
 ) -> tuple[Multipart, float, float]:
     """Upload ``size`` bytes in parts, read them in parallel ranges: (what happened, bytes a second up, and down)."""
-    key = f"{place}/parts"
+    key, first, second = f"{place}/parts", secrets.token_bytes(_MARK_BYTES), secrets.token_bytes(_MARK_BYTES)
     started_s = clock()
     try:
         async with store.upload(key) as upload:
-            early = await _send(store, key, upload.write, size)
+            early = await _send(store, key, upload.write, first, size)
             await upload.commit()
     except StoreUnwritable:
         raise
@@ -183,20 +185,18 @@ async def observe_multipart(
         return Multipart(False, False, "refused", False), 0.0, 0.0
     up_s = clock() - started_s
     started_s = clock()
-    before = await _read(store, key, size)
+    intact = await _is_intact(store, key, first, size)
     down_s = clock() - started_s
     async with store.upload(key) as upload:
-        await _send(store, key, upload.write, size)
+        await _send(store, key, upload.write, second, size)
         again = await reply_of(upload.commit())
-    intact = before[_MARK_BYTES:1000] == _PATTERN[_MARK_BYTES:1000] and (
-        again == "done" or await _read(store, key, size) == before
-    )
+    intact = intact and await _is_intact(store, key, second if again == "done" else first, size)
     return Multipart(True, early, again, intact), size / max(up_s, 1e-9), size / max(down_s, 1e-9)
 
 
-async def _send(store: Store, key: str, write: Callable[[bytes], Awaitable[None]], size: int) -> bool:
-    """Write ``size`` bytes with a mark of their own in front; returns whether anything was visible half way."""
-    visible, mark = False, secrets.token_bytes(_MARK_BYTES)
+async def _send(store: Store, key: str, write: Callable[[bytes], Awaitable[None]], mark: bytes, size: int) -> bool:
+    """Write ``size`` bytes, ``mark`` in front; returns whether anything was visible half way."""
+    visible = False
     for offset in range(0, size, len(_PATTERN)):
         piece = _PATTERN[: size - offset]
         await write(mark + piece[_MARK_BYTES:] if offset == 0 else piece)
@@ -215,9 +215,34 @@ async def _exists(store: Store, key: str) -> bool:
     return True
 
 
-async def _read(store: Store, key: str, size: int) -> bytearray:
-    buffer = bytearray(size)
-    view, step = memoryview(buffer), -(-size // _PARALLEL_READS)
-    starts = range(0, size, step)
-    await asyncio.gather(*(store.read_into(key, start, view[start : start + step]) for start in starts))
-    return buffer
+async def _is_intact(store: Store, key: str, mark: bytes, size: int) -> bool:
+    """Whether the object is what :func:`_send` wrote, to the last byte and not one more."""
+    step = _READ_PATTERNS * len(_PATTERN)
+    starts = iter(range(0, size, step))
+
+    async def reads() -> bool:
+        for start in starts:
+            buffer = bytearray(min(step, size - start))
+            try:
+                await store.read_into(key, start, memoryview(buffer))
+            except (FormatError, ObjectNotFound):  # it ends too early, or is not there
+                return False
+            if start == 0:
+                if buffer[:_MARK_BYTES] != mark:
+                    return False
+                buffer[:_MARK_BYTES] = _PATTERN[:_MARK_BYTES]
+            if buffer != expected[: len(buffer)]:
+                return False
+        return True
+
+    expected = _PATTERN * _READ_PATTERNS
+    same = await asyncio.gather(*(reads() for _ in range(_PARALLEL_READS)))
+    return all(same) and await _ends_at(store, key, size)
+
+
+async def _ends_at(store: Store, key: str, size: int) -> bool:
+    try:
+        await store.read_into(key, size - 1, memoryview(bytearray(2)))
+    except FormatError:
+        return True
+    return False
