@@ -196,6 +196,9 @@ class SimDisk:
     def sync_dir(self, path: Path) -> None:
         if self.effect(f"sync dir {path.name}"):
             self.end()
+        if self.effects == self.fail_sync_at:
+            # Names are in a journal: what did not get there may yet, or the file system stops for good.
+            raise DiskFailed(f"sync of {path} failed")
         kept, synced = [], str(path)
         for directories, changed in self.volume.pending:
             # A rename between two directories lasts once either of them is synced.

@@ -24,7 +24,7 @@ import pytest
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.disk import LocalDisk
 from rollout_agent.engine import NotifyEngine, Staged
-from rollout_agent.errors import EngineLoading, EngineRefused, EngineSilent
+from rollout_agent.errors import EngineAbsent, EngineLoading, EngineRefused, EngineSilent
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from tests.rollout_agent.following import followed, until
@@ -247,15 +247,50 @@ async def left_unanswered(training: Training, path: Path) -> None:
     await training.publish()
 
 
-async def test_an_engine_that_answers_no_is_not_waited_for(training: Training, tmp_path: Path) -> None:
+class Refuses:
+    """An engine that says no, with some error, until it says yes."""
+
+    def __init__(self, error: type[EngineRefused]) -> None:
+        self.error = error
+        self.told: list[int] = []
+        self.confirms = False
+
+    async def load(self, staged: Staged) -> None:
+        self.told.append(staged.version)
+        if not self.confirms:
+            raise self.error("busy")
+
+
+async def test_an_engine_that_is_gone_is_not_waited_for(training: Training, tmp_path: Path) -> None:
     await left_unanswered(training, tmp_path)
-
-    class Refuses:
-        async def load(self, staged: Staged) -> None:
-            raise EngineRefused("no")
-
     async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
-        await Agent(replica, "tiny", "eu-west", "a1", engine=Refuses(), pace=QUICK).step()
+        await Agent(replica, "tiny", "eu-west", "a1", engine=Refuses(EngineAbsent), pace=QUICK).step()
+        assert replica.position == training.position
+
+
+async def test_an_engine_that_was_silent_may_refuse_because_it_is_loading(training: Training, tmp_path: Path) -> None:
+    await left_unanswered(training, tmp_path)
+    engine = Refuses(EngineRefused)
+    async with (
+        await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica,
+        followed(Agent(replica, "tiny", "eu-west", "a1", engine=engine, pace=QUICK)) as agent,
+    ):
+        await until(lambda: len(engine.told) > 3)
+        assert (agent.status.state, replica.position) == ("failed", training.positions[1])
+        assert "version 1 stays until its engine confirms it or ends; told again it said: busy" in agent.status.error
+        engine.confirms = True
+        await until(lambda: replica.serving == training.position)
+    assert set(engine.told) == {1, 2}
+
+
+async def test_an_engine_that_refuses_at_once_is_not_waited_for(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        agent = Agent(replica, "tiny", "eu-west", "a1", engine=Refuses(EngineRefused), pace=QUICK)
+        await agent.step()
+        training.step()
+        await training.publish()
+        await agent.step()
         assert replica.position == training.position
 
 
@@ -321,10 +356,10 @@ async def test_what_is_no_answer() -> None:
     for error in (httpx.ReadTimeout, httpx.RemoteProtocolError, httpx.ReadError, httpx.ConnectTimeout):
         with pytest.raises(EngineSilent, match="did not answer"):
             await engine(fails(error)).load(staged)
-    for refusal in (lambda _: httpx.Response(500), fails(httpx.ConnectError)):
+    for refusal, says in ((lambda _: httpx.Response(500), EngineRefused), (fails(httpx.ConnectError), EngineAbsent)):
         with pytest.raises(EngineRefused) as caught:
             await engine(refusal).load(staged)
-        assert not isinstance(caught.value, EngineSilent)
+        assert type(caught.value) is says
 
 
 def test_the_lock_of_a_command_is_nobody_elses(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ class WalkDisk(SimDisk):
     full_from: int | None = None
     """From this effect on there is no space for anything new."""
     fail_sync_from: int | None = None
-    """The first sync of a file from this effect on fails, if its name begins with ``fail_sync_of``."""
+    """The first sync from this effect on fails: of a file called ``fail_sync_of`` and more, or of a directory."""
     fail_sync_of = ""
     ends_after_failing: int | None = None
     """If a sync fails that way the process ends so many effects later."""
@@ -71,7 +71,9 @@ class WalkDisk(SimDisk):
         return super().effect(what)
 
     def _fails(self, what: str) -> bool:
-        return what.startswith(f"sync {self.fail_sync_of}") and not what.startswith("sync dir ")
+        if self.fail_sync_of != "dir " and what.startswith("sync dir "):
+            return False
+        return what.startswith(f"sync {self.fail_sync_of}")
 
     def no_faults(self) -> None:
         """From now on everything works."""

@@ -32,9 +32,11 @@ async def catch_up(walk: Walk) -> None:
     plain = before is not None and not walk.harms and not walk.suspect and walk.collected <= before.version
     plain = plain and not walk.spoilt and len(walk.includes) == 1
     good = await walk.attempt(walk.open.catch_up())
+    there = gate.holds(walk.disk, walk.places) is not None
+    assert before is None or walk.harms or walk.disk.faulted or there, f"lost {before}"
     if good and not walk.tmpfs:
         walk.includes = {walk.include}
-    if plain and before is not None:
+    if plain and before is not None and not walk.disk.faulted:
         manifests = walk.world.training.manifests
         deltas = sum(m.payload_bytes for v, m in manifests.items() if before.version < v <= walk.world.now)
         read = walk.wire.read - read
@@ -47,10 +49,12 @@ async def follow(walk: Walk) -> None:
 
 
 async def fail_a_sync(walk: Walk) -> None:
-    """Of the next log, or of a checkpoint's files; mostly nobody lives to tell."""
+    """Of the next log, of weight files, or of a directory; mostly nobody lives to tell."""
     disk, chance = walk.disk, walk.chance
     walk.no_faults()
-    disk.fail_sync_from, disk.fail_sync_of = disk.effects + 1, chance.choice(("change-", "model-"))
+    disk.fail_sync_from, disk.fail_sync_of = disk.effects + 1, chance.choice(("change-", "model-", "dir "))
+    if disk.fail_sync_of == "dir ":
+        disk.fail_sync_from += chance.randrange(30)
     if chance.random() < 0.8:
         disk.ends_after_failing = 1 + int(chance.random() ** 6 * 30)
     walk.note(f"   {disk.fail_sync_of}, ends {disk.ends_after_failing} later")

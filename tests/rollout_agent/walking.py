@@ -200,9 +200,8 @@ class Walk:
             return True
         if isinstance(error, NotWhole) and self.disk.told_to_stop:
             return True
-        if self.spoilt and isinstance(error, WeightStoreError | DamagedObject | Rewind):
-            return True
-        return bool(self.harms)
+        named = any(key in str(error) for key in self.spoilt)
+        return bool(self.harms) or (named and isinstance(error, WeightStoreError | DamagedObject | Rewind))
 
     @property
     def open(self) -> Replica:
@@ -322,7 +321,8 @@ class Walk:
             if not self.harms:
                 assert self.shown is None or found >= self.shown, f"went back from {self.shown} to {found}"
             self.shown = found
-            if not self.tmpfs or str(self.places.pending) not in self.disk.volume.names:
+            names = self.disk.volume.names
+            if not self.tmpfs or (str(self.places.checkpoint) in names and str(self.places.pending) not in names):
                 self.kept = found
         return found
 
