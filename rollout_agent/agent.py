@@ -20,7 +20,7 @@ from coordinator.errors import CoordinatorError
 from coordinator.wire import AgentReport, ReplicaState
 from rollout_agent.announcing import Announcements
 from rollout_agent.engine import Engine, Staged
-from rollout_agent.errors import EngineLoading, EngineRefused, EngineSilent, RolloutError, RunError
+from rollout_agent.errors import EngineAbsent, EngineLoading, EngineRefused, EngineSilent, RolloutError, RunError
 from rollout_agent.replica import Replica
 from weight_store.errors import ObjectNotFound, WeightStoreError
 from weight_store.keys import head_key
@@ -206,6 +206,7 @@ class Agent:
         self._say(state=state, staged=position, serving=serving, error=error)
 
     async def _load(self, position: Position, engine: Engine) -> Position | None:
+        owing = self.replica.telling is not None
         inherit = await self.replica.tells(position)
         staged = Staged(self.run, position.version, self.replica.step or 0, Path(self.replica.model_dir), inherit)
         self._refused = None
@@ -214,6 +215,10 @@ class Agent:
         except EngineSilent as error:
             raise EngineSilent(f"version {position.version} stays until its engine answers: {error}") from None
         except EngineRefused as error:
+            if owing and not isinstance(error, EngineAbsent):
+                # Perhaps because it is loading: what it was told before has no answer yet.
+                why = f"version {position.version} stays until its engine confirms it or ends"
+                raise EngineSilent(f"{why}; told again it said: {error}") from None
             _LOG.warning("version %d stays staged: %s", position.version, error)
             self._refused = (position, str(error))
         else:

@@ -21,7 +21,7 @@ from typing import Protocol
 import httpx
 
 from rollout_agent.commandline import split_command
-from rollout_agent.errors import EngineRefused, EngineSilent
+from rollout_agent.errors import EngineAbsent, EngineRefused, EngineSilent
 
 _LOG = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Engine(Protocol):
     async def load(self, staged: Staged) -> None:
         """Return once the engine serves ``staged``; raise ``EngineRefused`` if it does not.
 
-        ``EngineSilent`` if it cannot be told whether it is loading: it is told again.
+        ``EngineSilent`` if it may be loading, and is told again; ``EngineAbsent`` if nobody can be.
         """
 
 
@@ -109,7 +109,7 @@ class NotifyEngine:
         try:
             answer = await self._client.post(self._url, json=body)
         except (httpx.ConnectError, httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise EngineRefused(f"{self._where} does not answer: {type(error).__name__}") from None
+            raise EngineAbsent(f"{self._where} does not answer: {type(error).__name__}") from None
         except httpx.HTTPError as error:
             raise EngineSilent(f"{self._where} did not answer: {type(error).__name__}") from None
         if answer.status_code in _FROM_PROXIES:

@@ -16,6 +16,7 @@
     │   └── DiskFailed           the disk did not do what it was asked: what it holds is not trusted
     ├── NotWhole                 no whole version in the directory (yet)
     ├── EngineRefused            the engine did not confirm: the version stays staged
+    │   ├── EngineAbsent         nobody is there who could be loading
     │   └── EngineSilent         it did not answer and may be loading still: nothing changes before it does
     └── EngineLoading            an engine may be reading the files: the next version waits for its answer
 
@@ -107,6 +108,12 @@ class EngineRefused(RolloutError):
     """The engine's hook failed or answered with an error: it does not load this version now."""
 
     code = "engine-refused"
+
+
+class EngineAbsent(EngineRefused):
+    """Nobody listens where the engine should be: whatever it was told before, it loads no more."""
+
+    code = "engine-absent"
 
 
 class EngineSilent(EngineRefused):
