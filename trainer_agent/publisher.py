@@ -117,6 +117,12 @@ class Publisher:
         """The sidecar's process, while it runs."""
         return self._desk.sidecar_pid
 
+    def attach(self, timeout: float) -> None:
+        """Wait until this launch has the run, as the first ``publish`` does: from then on nothing of an earlier one is
+        sealed. Raises ``Unreachable`` after ``timeout`` seconds, and whatever ended the launch.
+        """
+        self._desk.wait_attached(time.monotonic() + timeout)
+
     def publish(
         self,
         pieces: Any,

@@ -6,21 +6,29 @@ import asyncio
 import contextlib
 import queue
 import signal
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import click
 
 from trainer_agent.checkpoint import open_checkpoint
 from trainer_agent.errors import InvalidPieces, PiecesChanged, PublicationFailed, Unreachable
+from trainer_agent.notes import Newest, Notes, done_before, notes_path, read_notes, write_notes
 from trainer_agent.publisher import Publisher
-from trainer_agent.watching import Found, already_sealed, next_to_publish, scan
+from trainer_agent.watching import Found, next_to_publish, scan
 from weight_store.errors import ObjectNotFound
 from weight_store.opening import open_store
-from weight_store.position import GENESIS
+from weight_store.position import GENESIS, Position
 from weight_store.reading import read_head, read_manifest
+from weight_store.store import Store
 from weightcast.commands._seconds import Seconds
 from weightcast.commands._trainer_options import dtype_of, publishing_options
 from weightcast.commands.publish import sealed_line
+
+_ATTACH_S = 1.0
+"""Between two looks at whether to stop, while the run is not ours yet."""
+_SILENT_LOOKS = 30
+"""A start may take as long as that without a word."""
 
 
 @click.command()
@@ -50,17 +58,19 @@ def command(
 ) -> None:
     """Watch a directory and publish each checkpoint that appears in it, in order of its step.
 
-    The step is the last number in a sub-directory's name. What the run's head already has is not published again.
-    Stop with Ctrl-C or SIGTERM.
+    The step is the last number in a sub-directory's name. What was published is noted in a hidden file of DIRECTORY,
+    so that a watcher which is started later publishes nothing twice; where it cannot write, it leaves out what has at
+    most the step of the run's head. Stop with Ctrl-C or SIGTERM.
     """
     if marker is not None and marker != Path(marker).name:
         raise click.BadParameter("is the name of a file in the checkpoint's directory", param_hint="--marker")
     stopping = Stopping()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopping.set())
-    done = already_sealed(scan(directory, marker), asyncio.run(_head_step(store, run)))
-    click.echo(f"watching {directory}: {len(done)} checkpoints are published already")
-    first = _wait_for_next(directory, marker, done, poll_s, stopping)
+    watch = Watch(directory, marker, run, store, poll_s, stopping)
+    watch.look_back()
+    click.echo(f"watching {directory}: {len(watch.done)} checkpoints are published already")
+    first = watch.wait_for_next()
     if first is None:
         return
     with Publisher(
@@ -74,13 +84,17 @@ def command(
         strict=True,
         full_every=full_every,
     ) as publisher:
-        found: Found | None = first
-        while found is not None:
-            if _publish(publisher, directory, found, dtype, stopping):
-                done.add(found)
-            else:
+        if not _attach(publisher, first, stopping):
+            return
+        # What an earlier watcher left undecided is decided by now, and may have been sealed since this one looked.
+        watch.look_back()
+        while (found := watch.wait_for_next()) is not None:
+            watch.begin(found)
+            version = _publish(publisher, directory, found, dtype, stopping)
+            if version is None:
                 stopping.wait(poll_s)
-            found = _wait_for_next(directory, marker, done, poll_s, stopping)
+            else:
+                watch.finish(found, version)
 
 
 class Stopping:
@@ -110,20 +124,76 @@ class Stopping:
                 self._said.get(timeout=seconds)
 
 
-def _wait_for_next(
-    directory: Path, marker: str | None, done: set[Found], poll_s: float, stopping: Stopping
-) -> Found | None:
-    """The next checkpoint, or None when told to stop."""
+@dataclass
+class Watch:
+    """A watched directory: what is in it, and what of it was published, by this watcher or by one before it."""
+
+    directory: Path
+    marker: str | None
+    run: str
+    store_url: str
+    poll_s: float
+    stopping: Stopping
+    done: set[Found] = field(default_factory=set)
+    _newest: Newest | None = None
+
+    @property
+    def _path(self) -> Path:
+        return notes_path(self.directory, self.run)
+
+    def look_back(self) -> None:
+        """Find out what needs no publishing any more."""
+        notes = read_notes(self._path)
+        self._newest = asyncio.run(_look_at_newest(self.store_url, self.run, notes))
+        self.done = done_before(scan(self.directory, self.marker), notes, self._newest)
+
+    def wait_for_next(self) -> Found | None:
+        """The next checkpoint, or None when told to stop."""
+        while not self.stopping.is_set():
+            found = next_to_publish(scan(self.directory, self.marker), self.done)
+            if found is not None:
+                return found
+            self.stopping.wait(self.poll_s)
+        return None
+
+    def begin(self, found: Found) -> None:
+        """``found`` may be published from now on."""
+        self._write(found)
+
+    def finish(self, found: Found, version: int) -> None:
+        """``found`` was published as ``version``, or left out (0)."""
+        self.done.add(found)
+        if self._newest is not None:
+            self._newest = replace(self._newest, version=max(version, self._newest.version))
+        self._write(None)
+
+    def _write(self, pending: Found | None) -> None:
+        self.done &= set(scan(self.directory, self.marker))
+        if self._newest is not None:
+            done = tuple(astuple(item) for item in sorted(self.done))
+            last = None if pending is None else astuple(pending)
+            notes = Notes(run_id=self._newest.run_id, version=self._newest.version, done=done, pending=last)
+            write_notes(self._path, notes)
+
+
+def _attach(publisher: Publisher, first: Found, stopping: Stopping) -> bool:
+    """Wait until the run is ours. False when told to stop."""
+    said, looks = "", 0
     while not stopping.is_set():
-        found = next_to_publish(scan(directory, marker), done)
-        if found is not None:
-            return found
-        stopping.wait(poll_s)
-    return None
+        try:
+            publisher.attach(_ATTACH_S)
+        except Unreachable as error:
+            looks += 1
+            if looks >= _SILENT_LOOKS and str(error) != said:
+                said = str(error)
+                click.echo(f"{first.name} is not published yet: {error}", err=True)
+        else:
+            return True
+    return False
 
 
-def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, stopping: Stopping) -> bool:
-    """Publish one checkpoint and wait until it is decided. False if it is to be tried again."""
+def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, stopping: Stopping) -> int | None:
+    """Publish one checkpoint and wait until it is decided: its version, 0 if it is left out, or None while neither."""
     try:
         handle = publisher.publish(open_checkpoint(directory / found.name), found.step, dtype=dtype_of(dtype))
         while not handle.done and not stopping.is_set():
@@ -132,24 +202,39 @@ def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, st
             raise handle.error
     except (InvalidPieces, PiecesChanged) as error:
         click.echo(f"{found.name} is left out: {error}", err=True)
-        return True
+        return 0
     except (PublicationFailed, Unreachable) as error:
         # Given up, or not begun: the next round tries again. Anything else would fail the same way for ever.
         click.echo(f"{found.name} is not published yet: {error}", err=True)
-        return False
+        return None
     click.echo(sealed_line(handle) if handle.done else f"{found.name} is not decided yet")
-    return True
+    return handle.version if handle.done else None
 
 
-async def _head_step(store_url: str, run: str) -> int | None:
-    """The step of the run's newest version, or None."""
+async def _look_at_newest(store_url: str, run: str, notes: Notes | None) -> Newest | None:
+    """What the bucket says of the run's newest versions, or None if there is no such run."""
     store = open_store(store_url)
     try:
-        head, _ = await read_head(store, run)
-        if head.position == GENESIS:
+        try:
+            head, _ = await read_head(store, run)
+        except ObjectNotFound:
             return None
-        return (await read_manifest(store, run, head.position)).step
-    except ObjectNotFound:
-        return None
+        known = notes.version if notes is not None and notes.run_id == head.run_id else None
+        return Newest(head.run_id, head.position.version, tuple(await _steps(store, run, head.position, known)))
     finally:
         await store.close()
+
+
+async def _steps(store: Store, run: str, position: Position, known: int | None) -> list[int]:
+    """Those of the versions after ``known``, as far as retention left them; None: of the newest."""
+    steps: list[int] = []
+    while position != GENESIS and (position.version > known if known is not None else not steps):
+        try:
+            manifest = await read_manifest(store, run, position)
+        except ObjectNotFound:
+            if not steps:
+                raise
+            break
+        steps.append(manifest.step)
+        position = manifest.parent
+    return steps
