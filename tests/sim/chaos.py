@@ -109,18 +109,18 @@ class Chaos:
         self.world.note(f"{found} sleeps")
         self.later(0.5, 16.0, found.resume)
 
-    def _ranks(self) -> list[tuple[Launch, int]]:
+    def ranks(self) -> list[tuple[Launch, int]]:
         return [(launch, r) for launch in self.world.launches if launch.running for r in range(len(launch.ranks))]
 
     def _sidecar_dies(self) -> None:
-        if ranks := self._ranks():
+        if ranks := self.ranks():
             launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
             self.world.note(f"{rank.sidecar} is killed")
             rank.sidecar.kill()
 
     def _sidecar_sleeps(self) -> None:
-        if ranks := self._ranks():
+        if ranks := self.ranks():
             launch, number = self.chance.choice(ranks)
             process = launch.ranks[number].sidecar
             process.pause()
@@ -161,7 +161,7 @@ class Chaos:
     def _network_splits(self) -> None:
         world = self.world
         nodes = [agent.node for agent in world.agents]
-        nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
+        nodes += [launch.ranks[rank].node for launch, rank in self.ranks()]
         coordinators = [coordinator.node for coordinator in world.coordinators]
         one, other = self.chance.choice([*nodes, *coordinators]), self.chance.choice(["store", *coordinators])
         if one != other:
@@ -172,7 +172,7 @@ class Chaos:
     def _store_is_away(self) -> None:
         world = self.world
         nodes = [agent.node for agent in world.agents]
-        nodes += [launch.ranks[rank].node for launch, rank in self._ranks()]
+        nodes += [launch.ranks[rank].node for launch, rank in self.ranks()]
         nodes += [coordinator.node for coordinator in world.coordinators]
         world.note("the store is away")
         for node in nodes:
@@ -186,7 +186,7 @@ class Chaos:
 
     def _arena_rots(self) -> None:
         """A bit flips in the base, or in the copy that waits, once it has its digests: before, nobody could tell."""
-        if ranks := self._ranks():
+        if ranks := self.ranks():
             launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
             waiting = rank.waiting
@@ -203,7 +203,7 @@ class Chaos:
 
         Not where the copy changed as well: then nobody is left who knows what it was.
         """
-        if ranks := [(launch, number) for launch, number in self._ranks() if not launch.ranks[number].rots]:
+        if ranks := [(launch, number) for launch, number in self.ranks() if not launch.ranks[number].rots]:
             launch, number = self.chance.choice(ranks)
             rank = launch.ranks[number]
             rank.sidecar.kill()

@@ -197,6 +197,8 @@ class Process:
         self.alive = True
         self.hindered = False
         """Whether :meth:`turn` would do more than return."""
+        self.deciding: Callable[[bytes], None] | None = None
+        """What befalls it when it is about to write this decision of a version."""
         self.loop = asyncio.get_running_loop()
         self.tasks: list[SimTask] = []
         self._crowd = 16

@@ -44,10 +44,13 @@ from weight_store.version import Abort
 
 @dataclass(frozen=True)
 class Mutation:
-    """How to switch a mechanism off (what to put in place of which attribute), and where to look then."""
+    """How to switch a mechanism off (what to put in place of which attribute), where to look then, and the promise that
+    breaks: ``finds`` is searched for in the violation, since another one would say nothing about this mechanism.
+    """
 
     patches: tuple[tuple[Any, str, Any], ...]
     bias: Bias
+    finds: str
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -141,8 +144,10 @@ def _no_lock(*_: Any) -> Iterator[None]:
     yield
 
 
-class _IgnoresIfNoneMatch(Bucket):
-    create_only = False
+class _OverwritesDecisions(Bucket):
+    def create(self, key: str, data: bytes) -> str:
+        self.create_only = not key.endswith("manifest.json")
+        return super().create(key, data)
 
 
 class _IgnoresIfMatch(Bucket):
@@ -223,70 +228,111 @@ MUTATIONS: Mapping[str, Mutation] = {
             (decisions, "_finish", _finish_in_any_term),
         ),
         Bias(Faults(slow=0.15, late=0.15), ("job_becomes_a_zombie", "coordinator_sleeps", "sidecar_sleeps")),
+        "a zombie sealed it",
     ),
     "parent check of the head": Mutation(
         ((world, "Bucket", _IgnoresIfMatch),),
         Bias(Faults(slow=0.15, late=0.15), ("job_becomes_a_zombie", "two_jobs_start", "coordinator_sleeps")),
+        "whose parent is|changes its owner",
     ),
     "parent check of a replica": Mutation(
-        ((updating, "plan_chain", _plan_from_anything),), Bias(CALM, ("agent_crashes", "agent_sleeps"))
+        ((updating, "plan_chain", _plan_from_anything),),
+        Bias(CALM, ("agent_crashes", "agent_sleeps")),
+        "does not come to rest",
     ),
     "abort register": Mutation(
-        ((world, "Bucket", _IgnoresIfNoneMatch),),
-        Bias(Faults(slow=0.15, late=0.15), ("coordinator_sleeps", "sidecar_dies", "network_splits")),
+        ((world, "Bucket", _OverwritesDecisions),),
+        Bias(CALM, ("coordinator_sleeps_as_it_decides", "sidecar_sleeps"), long=True),
+        "decided twice: (abort, then manifest|manifest, then abort)",
     ),
-    "read-back": Mutation(((Run, "take_over", _take_over_blindly),), Bias(Faults(slow=0.05), ("two_jobs_start",))),
-    "gate: the mark": Mutation(((presence, "hide", _nothing),), Bias(CALM, ("agent_crashes_in_the_middle",))),
-    "gate: the lock": Mutation(((gate, "exclusive", _no_lock),), Bias(CALM, ("late_joiner",))),
+    "read-back": Mutation(
+        ((Run, "take_over", _take_over_blindly),),
+        Bias(Faults(slow=0.05), ("two_jobs_start",)),
+        "never published|is not what was published|was told that publication",
+    ),
+    "gate: the mark": Mutation(
+        ((presence, "hide", _nothing),),
+        Bias(CALM, ("agent_crashes_in_the_middle",)),
+        "shows other weights",
+    ),
+    "gate: the lock": Mutation(
+        ((gate, "exclusive", _no_lock),),
+        Bias(CALM, ("late_joiner",)),
+        "shows (other weights|another config.json)",
+    ),
     "files stay for an engine that was told": Mutation(
         ((Telling, "check", _nothing),),
         Bias(Faults(slow=0.03), ("weights_are_edited_as_a_version_comes",), tmpfs=False, watch_s=0.1),
+        "shows other weights",
     ),
-    "the note that an answer is due": Mutation(((Telling, "recall", _nothing),), Bias(CALM, ("agent_crashes",))),
+    "the note that an answer is due": Mutation(
+        ((Telling, "recall", _nothing),),
+        Bias(CALM, ("agent_crashes",)),
+        "shows other weights",
+    ),
     "commit record": Mutation(
         ((changelog.LogWriter, "commit", _commit_without_record), (replaying, "scan", _scan_without_commit)),
         Bias(CALM, ("agent_crashes_in_the_middle", "agent_crashes")),
+        "came back at|shows version .* after",
     ),
     "sync of the commit": Mutation(
-        ((simdisk.SimAppender, "sync", _sync_no_log),), Bias(CALM, ("agent_crashes",), tmpfs=False)
+        ((simdisk.SimAppender, "sync", _sync_no_log),),
+        Bias(CALM, ("agent_crashes",), tmpfs=False),
+        "came back at",
     ),
     "digest verification": Mutation(
         ((reading._BlockChecker, "_check", _nothing), (fetching, "_decode", _decode_unchecked)),
         Bias(Faults(wrong_bytes=0.1), ("late_joiner",), early=True),
+        "shows other weights",
     ),
     "digests of the copy that waits": Mutation(
-        ((Slots, "jobs", _jobs_of_anything),), Bias(Faults(slow=0.1), ("arena_rots", "store_is_away"))
+        ((Slots, "jobs", _jobs_of_anything),),
+        Bias(Faults(slow=0.1), ("arena_rots", "store_is_away")),
+        "is not what was published",
     ),
     "afresh after a gap": Mutation(
-        ((Replica, "_follow", _follow_by_deltas),), Bias(CALM, ("region_falls_behind",), full_every=1)
+        ((Replica, "_follow", _follow_by_deltas),),
+        Bias(CALM, ("region_falls_behind",), full_every=1),
+        "does not come to rest",
     ),
     "signing by the store's time": Mutation(
-        ((clocks, "correction_s", lambda _: 0.0),), Bias(CALM, ("clock_is_set", "coordinator_restarts"))
+        ((clocks, "correction_s", lambda _: 0.0),),
+        Bias(CALM, ("clock_is_set", "coordinator_restarts")),
+        "does not come to rest",
     ),
     "two readings of a coordinator": Mutation(
         ((bucket, "read_agreed", _read_once),),
         Bias(Faults(wrong_bytes=0.1), ("collection_dies",), early=True, long=True),
+        "is not the receipt that the manifest names",
     ),
     "a refused create is looked after": Mutation(
         ((RetryingStore, "_etag_if_ours", _believe_the_refusal),),
         Bias(Faults(conflict=0.2), ("late_joiner",), early=True),
+        "does not come to rest",
     ),
     "engines look before they load": Mutation(
-        ((gate.Visitor, "_is_right", lambda *_: True),), Bias(CALM, ("files_are_edited",))
+        ((gate.Visitor, "_is_right", lambda *_: True),),
+        Bias(CALM, ("files_are_edited",)),
+        "shows (other weights|another)|cannot read the files",
     ),
     "the agent looks for edits": Mutation(
-        ((Agent, "_look", _nothing_at_all),), Bias(CALM, ("files_are_edited", "weights_rot"))
+        ((Agent, "_look", _nothing_at_all),),
+        Bias(CALM, ("files_are_edited", "weights_rot")),
+        "told its engine of version",
     ),
     "uploads of undecided versions stay": Mutation(
         ((plan, "_judge_upload", lambda *_: (True, "unfinished")), (plan, "_aged", _aged_if_an_object)),
         Bias(Faults(slow=0.3), ("sidecar_sleeps", "sidecar_dies"), part_bytes=60),
+        "was ended although",
     ),
     "unfinished uploads go": Mutation(
         ((Collector, "_delete_one", _delete_objects_only),),
         Bias(Faults(lost_reply=0.1), ("coordinator_restarts", "sidecar_dies", "agent_sleeps"), part_bytes=60),
+        "is never cleaned up",
     ),
     "layouts stay": Mutation(
         ((collectors, "Collector", _ForgetsLayouts),),
         Bias(Faults(slow=0.1), ("collection_sleeps", "job_restarts")),
+        "is not there",
     ),
 }

@@ -170,6 +170,8 @@ class SimStore:
         buffer[:] = data
 
     async def create(self, key: str, data: bytes) -> str:
+        if self._process.deciding is not None and parse_key(key).kind == "manifest":
+            self._process.deciding(data)
         return await self.ask("create", key, lambda: self.conditional(key, lambda: self._bucket.create(key, data)))
 
     async def replace(self, key: str, data: bytes, *, etag: str) -> str:
