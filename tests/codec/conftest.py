@@ -64,14 +64,14 @@ def _build(folder: Path, *compiler: str, **environment: str) -> Path:
 
 @pytest.fixture(scope="session")
 def native_programs() -> Callable[..., Path]:
-    """``native_programs(folder, *compiler, **environment)`` builds both programs of ``native/`` into the folder."""
+    """``native_programs(folder, *compiler, **environment)`` builds programs of ``native/`` into the folder."""
     return _build
 
 
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with both programs, for this processor and under AddressSanitizer and UBSan."""
-    return _build(tmp_path_factory.mktemp("sanitized"))
+    """A folder with all programs, for this processor and under AddressSanitizer and UBSan."""
+    return _build(tmp_path_factory.mktemp("sanitized"), PROGRAMS="hostile kernels fuzz_ulp")
 
 
 @pytest.fixture(scope="session")

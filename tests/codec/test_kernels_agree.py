@@ -34,4 +34,4 @@ def test_neon_under_an_emulator(native_programs, tmp_path):
     native_programs(tmp_path, CROSS, FLAGS="-O1 -static")
     assert output(EMULATOR, tmp_path / "kernels", "1", "300") == "NEON: 300 cases\n"
     # Whole bodies, also damaged ones, by both sets.
-    assert output(EMULATOR, tmp_path / "hostile", "1", "60") == "2520 bodies\n"
+    assert output(EMULATOR, tmp_path / "hostile", "1", "40") == "1680 bodies\n"

@@ -1,7 +1,7 @@
 """The one target that is not Python: bodies of ulp_v1 in the kernels, under AddressSanitizer and UBSan.
 
 With clang it is libFuzzer's, guided by the coverage of the kernels; without, the generator of damaged bodies that the
-tests use too, which any compiler builds.
+tests use too, which any compiler builds. The tests also build the target with that compiler, and run its seeds.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tests.fuzz.budget import Budget
 NAME = "native-ulp"
 _SCRIPT = Path(__file__).parents[1] / "codec" / "native" / "build_hostile.sh"
 _FLAGS = "-O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+_FLAGS += " -DWEIGHTCAST_LIBFUZZER"
 _MAX_BYTES = 4096
 
 

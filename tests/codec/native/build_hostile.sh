@@ -1,8 +1,8 @@
 #!/bin/sh
 # Compile the programs of this folder with the kernels of the compiler's target: build_hostile.sh FOLDER [COMPILER]
 # Then: FOLDER/hostile SEED CASES, or FOLDER/hostile SEED 600s for a long run. In the environment:
-#   PROGRAMS="hostile kernels"  those, instead of hostile alone
-#   FLAGS="-O2 -static"         instead of AddressSanitizer and UBSan
+#   PROGRAMS="hostile kernels fuzz_ulp"  those, instead of hostile alone
+#   FLAGS="-O2 -static"                  instead of AddressSanitizer and UBSan
 # Under qemu-user AddressSanitizer needs ASAN_OPTIONS=detect_leaks=0.
 set -eu
 out=$1
@@ -49,9 +49,9 @@ start() {
 
 objects=
 for program in ${PROGRAMS:-hostile}; do start "$here/$program"; done
-for file in $files; do
-    start "$native/$file"
-    objects="$objects $out/$file.o"
+for file in $here/cases $here/foreign $(printf "$native/%s " $files); do
+    start "$file"
+    objects="$objects $out/$(basename "$file").o"
 done
 wait
 for program in ${PROGRAMS:-hostile}; do $cxx $flags $objects "$out/$program.o" -o "$out/$program"; done
