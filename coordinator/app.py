@@ -11,6 +11,7 @@ from fastapi import FastAPI
 
 from coordinator import problems
 from coordinator.ambient import Ambient, Settings
+from coordinator.checking import StoreCheck
 from coordinator.guard import Guard
 from coordinator.limits import BodyLimit
 from coordinator.routes import fleets, health, page, readers, trainers
@@ -34,17 +35,19 @@ def create_app(
     ambient: Ambient | None = None,
     tokens: TokenFile | None = None,
     local_only: bool = False,
+    check: StoreCheck | None = None,
 ) -> FastAPI:
     """Return the application for one bucket. The caller closes ``store``; the tending loop runs with the lifespan.
 
     With ``tokens`` every route takes the scope that access.py gives it. Without, everybody who gets through to it may
-    do everything; ``local_only`` then refuses what was not addressed to this machine.
+    do everything; ``local_only`` then refuses what was not addressed to this machine. Before ``check`` has passed
+    nothing is read from the store, and nothing decided; without one ``store`` is taken to be fit.
     """
     coordinator = Coordinator(store, settings=settings, ambient=ambient)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tending = asyncio.create_task(coordinator.registry.run_forever(), name="tend runs")
+        tending = asyncio.create_task(_tend(coordinator, check), name="tend runs")
         try:
             yield
         finally:
@@ -67,7 +70,13 @@ def create_app(
     app.state.coordinator = coordinator
     problems.install(app)
     app.add_middleware(BodyLimit)
-    app.add_middleware(Guard, tokens=tokens, local_only=local_only)
+    app.add_middleware(Guard, tokens=tokens, local_only=local_only, check=check)
     for module in (trainers, readers, fleets, health, page):
         app.include_router(module.router)
     return app
+
+
+async def _tend(coordinator: Coordinator, check: StoreCheck | None) -> None:
+    if check is not None:
+        await check.wait()
+    await coordinator.registry.run_forever()

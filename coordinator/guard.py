@@ -13,7 +13,8 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator import access
-from coordinator.errors import CoordinatorError, MethodNotAllowed, ScopeMissing, TokenRequired
+from coordinator.checking import StoreCheck
+from coordinator.errors import BucketUnavailable, CoordinatorError, MethodNotAllowed, ScopeMissing, TokenRequired
 from coordinator.problems import problem_response
 from coordinator.tokens import TokenFile
 
@@ -26,11 +27,14 @@ class Guard:
     """Middleware that admits a request if its token may use the route, or without ``tokens`` everybody.
 
     ``local_only``: nobody who addresses another machine than this one. Whoever it is, a browser must not send it for
-    a page of another origin, and its body must be JSON.
+    a page of another origin, and its body must be JSON. Before ``check`` has passed nothing gets through to the store.
     """
 
-    def __init__(self, app: ASGIApp, tokens: TokenFile | None, *, local_only: bool = False) -> None:
+    def __init__(
+        self, app: ASGIApp, tokens: TokenFile | None, *, local_only: bool = False, check: StoreCheck | None = None
+    ) -> None:
         self._app = app
+        self._check = check
         self._tokens = tokens
         self._local_only = local_only
 
@@ -57,6 +61,8 @@ class Guard:
         access.check_sender(method, path, host=host, origin=origin, site=site)
         if _has_body(headers):
             access.check_media_type(_all(headers, b"content-type"))
+        if self._check is not None and not self._check.passed:
+            _check_needs_no_store(needed, path, self._check.reason)
 
     @staticmethod
     def _check_token(tokens: TokenFile, headers: _Headers, needed: access.Scope) -> None:
@@ -73,6 +79,13 @@ async def while_admitted(request: Request, chunks: AsyncIterator[str]) -> AsyncI
         except (TokenRequired, ScopeMissing):
             return
         yield chunk
+
+
+def _check_needs_no_store(needed: access.Scope | None, path: str, reason: str) -> None:
+    if needed is not access.OPEN:
+        raise BucketUnavailable(f"nothing is read or decided before the store was found fit for it: {reason}")
+    if path == "/readyz":  # anybody may ask this, and the reason names bucket and endpoint
+        raise BucketUnavailable("the object store was not found fit yet; the coordinator's log says why")
 
 
 def _one(headers: _Headers, name: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import resource
@@ -21,11 +22,11 @@ from fastapi import FastAPI
 from coordinator.access import is_loopback
 from coordinator.ambient import Settings
 from coordinator.app import create_app
+from coordinator.checking import StoreCheck
 from coordinator.errors import CannotListen
 from coordinator.protocol import BoundedProtocol
 from coordinator.tokens import TokenFile
 from weight_store.doctor import require_conditional_writes
-from weight_store.errors import StoreRefused, StoreUnavailable
 from weight_store.opening import check_reachable, open_store
 from weight_store.retry import RetryPolicy
 from weight_store.store import Store
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 _STORE_POLICY = RetryPolicy(attempts=4, max_delay_s=2.0, budget_s=8.0)
 _GRACE_S = 10
 _BACKLOG = 2048
-_CHECK_AGAIN_S = 5.0
 _KEEP_ALIVE_S = 30
 """Longer than httpx keeps an idle connection (5 s), so that it is the client that closes and no request is lost."""
 _MAX_HEADER_BYTES = 16 << 10
@@ -71,7 +71,7 @@ def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
     """Serve until SIGTERM or SIGINT; ``announce(url)`` is called once requests are answered.
 
     Raises ``CannotListen``, ``TokenFileRefused``, or ``StoreRefused`` if the bucket cannot be used as it is. A store
-    that does not answer is waited for.
+    that does not answer is waited for: until it does, and is found fit, requests are answered with HTTP 503.
     """
     asyncio.run(_serve(options, announce))
 
@@ -81,46 +81,36 @@ async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> Non
     _check_tls(options)
     store = open_store(options.store_url, policy=_STORE_POLICY)
     try:
-        checked = await _is_checked(store, options)
-        app = create_app(store, settings=options.settings, tokens=tokens, local_only=tokens is None)
+        check = StoreCheck(functools.partial(_examine, store, options))
+        await check.ask()
+        app = create_app(store, settings=options.settings, tokens=tokens, local_only=tokens is None, check=check)
         with contextlib.closing(_listen(options.host, options.port)) as listener:
             url = _url(options, listener.getsockname()[1])
             server = _Server(_config(options, app), app.state.coordinator.registry.stop_waiting)
             server.on_started = lambda: _tell(options, url, announce)
-            late = None if checked else asyncio.create_task(_check_late(store, options, server))
+            late = asyncio.create_task(check.ask_until_passed(), name="check the store")
+            late.add_done_callback(functools.partial(_stop_if_failed, server))
             try:
                 await server.serve(sockets=[listener])
             finally:
-                if late is not None:
-                    await _ended(late)
+                await _ended(late)
     finally:
         await store.close()
         if options.ready_file is not None:
             options.ready_file.unlink(missing_ok=True)
 
 
-async def _is_checked(store: Store, options: ServerOptions) -> bool:
-    """Whether the store could be checked; ``StoreRefused`` if it is not fit for what would be done with it."""
-    try:
-        await check_reachable(store)
-        if not options.single_writer:
-            await require_conditional_writes(store, secrets.token_hex(8))
-    except StoreUnavailable as error:
-        logger.warning("going on without the store, which does not answer: %s", error)
-        return False
-    return True
+async def _examine(store: Store, options: ServerOptions) -> None:
+    """Return if the store is fit for what would be done with it."""
+    await check_reachable(store)
+    if not options.single_writer:
+        await require_conditional_writes(store, secrets.token_hex(8))
 
 
-async def _check_late(store: Store, options: ServerOptions, server: _Server) -> None:
-    """Check a store that did not answer at the start as soon as it does, and stop the server if it is not fit."""
-    try:
-        while True:
-            await asyncio.sleep(_CHECK_AGAIN_S)
-            if await _is_checked(store, options):
-                return
-    except StoreRefused:
+def _stop_if_failed(server: _Server, late: asyncio.Task[None]) -> None:
+    """Stop the server if the store was found unfit after it had started, or could not be judged."""
+    if not late.cancelled() and late.exception() is not None:
         server.stop()
-        raise
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import pytest
 
-from coordinator.client import CoordinatorClient
+from coordinator.client import Backoff, CoordinatorClient, retrying
+from coordinator.errors import BucketUnavailable
+from coordinator.wire import TermRequest
 from tests.coordinator.conftest import Job
-from tests.weight_store.standins import ignoring, proxied
+from tests.weight_store.standins import Mode, forgetting, ignoring, proxied, sound, untried
 from weight_store.opening import open_store
 from weightcast.devserver import free_port
 
@@ -35,17 +38,52 @@ async def test_it_refuses_to_start_unless_it_is_the_single_writer(rclone: Any, s
     assert await asyncio.to_thread(vouched.end, signal.SIGTERM) == 0
 
 
-async def test_a_store_that_answers_late_is_checked_then(ministack: Any, serve: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(
+    ("mode", "sentence"),
+    [(ignoring, "--single-writer"), (forgetting, "right after it took it")],
+    ids=["ignoring", "forgetting"],
+)
+async def test_a_store_that_answers_late_is_checked_then(
+    mode: Mode, sentence: str, ministack: Any, serve: Callable[..., Any]
+) -> None:
     address, port = urlsplit(ministack.endpoint_url), free_port()
     url = ministack.url("coordinator", "late").replace(str(address.port), str(port))
     waiting = serve("--store", url, "--port", "0")
     await asyncio.to_thread(waiting.url)
-    assert "going on without the store" in waiting.log
+    assert "nothing is decided until the store answers" in waiting.log
     async with proxied((str(address.hostname), int(address.port or 0)), port) as (proxy, _):
-        proxy.mode = ignoring
+        proxy.mode = mode
         assert await asyncio.to_thread(waiting.process.wait, 60) == 1
-    assert "--single-writer" in waiting.log
+    assert sentence in waiting.log.splitlines()[-1]
     assert "Traceback" not in waiting.log
+
+
+async def test_nothing_is_decided_before_the_store_was_checked(ministack: Any, serve: Callable[..., Any]) -> None:
+    address = urlsplit(ministack.endpoint_url)
+    async with proxied((str(address.hostname), int(address.port or 0))) as (proxy, port):
+        proxy.mode = untried
+        url = ministack.url("coordinator", "untried").replace(str(address.port), str(port))
+        server = serve("--store", url, "--port", "0", "--poll", "0.1")
+        base = await asyncio.to_thread(server.url)
+        async with CoordinatorClient(base) as client, httpx.AsyncClient(base_url=base, trust_env=False) as http:
+            with pytest.raises(BucketUnavailable, match=r"before the store was found fit for it: .* failed with InternalError"):
+                await client.takeover("demo", TermRequest(launch="a"))
+            for path in ("/v1/runs", "/v1/runs/demo/events", "/readyz"):
+                answer = await http.get(path)
+                assert (answer.status_code, answer.json()["code"]) == (503, "store-unavailable")
+                assert int(answer.headers["retry-after"]) > 0
+                assert (address.netloc in answer.text, str(port) in answer.text) == (False, path != "/readyz")
+            for path in ("/healthz", "/", "/openapi.json"):
+                assert (await http.get(path)).status_code == 200
+            assert (await http.get("/nothing")).status_code == 404
+            store = open_store(ministack.url("coordinator", "untried"))
+            assert [entry.key async for entry in store.list("")] == []
+            proxy.mode = sound
+            await retrying(client.ready, Backoff(first_s=0.2, longest_s=0.5, budget_s=60))
+            job = await Job(store, client, "launch-a").start()
+            assert (await job.publish(1)).version == 1
+            await store.close()
+        assert await asyncio.to_thread(server.end, signal.SIGTERM) == 0
 
 
 def test_keys_that_may_not_write_are_named_as_such(

@@ -74,6 +74,22 @@ async def without_ranges(line: bytes, headers: Headers, body: bytes, forward: Fo
     return await forward(line, headers, body)
 
 
+async def forgetting(line: bytes, headers: Headers, body: bytes, forward: Forward) -> bytes:
+    """Has nothing of what it confirmed, as a read replica that lags behind."""
+    return answer(404, "NoSuchKey") if line.startswith(b"GET ") else await forward(line, headers, body)
+
+
+async def untried(line: bytes, headers: Headers, body: bytes, forward: Forward) -> bytes:
+    """Serves everything but what would be tried out on it."""
+    if b"/_doctor/" in line or b"_doctor%2F" in line:
+        return answer(500, "InternalError")
+    return await forward(line, headers, body)
+
+
+async def sound(line: bytes, headers: Headers, body: bytes, forward: Forward) -> bytes:
+    return await forward(line, headers, body)
+
+
 def damaging(damage: Callable[[int, bytearray], None]) -> Mode:
     """Damages objects that were uploaded in parts: ``damage(offset, body)`` changes what a read of them returns."""
 

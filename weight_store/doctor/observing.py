@@ -15,7 +15,7 @@ from weight_store.errors import (
     StoreRefused,
     StoreUnwritable,
 )
-from weight_store.store import Store
+from weight_store.store import Blob, Store
 
 _SMALL = 1 << 16
 _PATTERN = bytes(range(251)) * 4200  # a million bytes that repeat only after 251, so that misplaced pieces show
@@ -47,8 +47,9 @@ async def observe_conditional(stores: Sequence[Store], place: str, *, rounds: in
     new = await reply_of(store.create(key, b"first"))
     if new != "done":
         return Conditional(new)
+    await _just_written(store, key)  # else a refusal to create it again would be taken for one that may pass
     again = await reply_of(store.create(key, b"second"))
-    etag = (await store.get(key, max_bytes=_SMALL)).etag
+    etag = (await _just_written(store, key)).etag
     current = await reply_of(store.replace(key, b"third", etag=etag))
     stale = await reply_of(store.replace(key, b"fourth", etag=etag)) if current == "done" else None
     missing = await reply_of(store.replace(f"{place}/gone", b"x", etag=etag))
@@ -74,8 +75,20 @@ async def observe_conditional(stores: Sequence[Store], place: str, *, rounds: in
     )
 
 
+async def _just_written(store: Store, key: str) -> Blob:
+    """Get an object that was written before. ``StoreRefused`` if the store does not have it."""
+    try:
+        return await store.get(key, max_bytes=_SMALL)
+    except ObjectNotFound:
+        raise StoreRefused(
+            f"the store does not have object {key} right after it took it: writes that were confirmed must be seen by "
+            "the next read; use another store, or reach it without a cache in between",
+            key=key,
+        ) from None
+
+
 async def _unquoted(store: Store, key: str) -> tuple[Reply, Reply]:
-    etag = (await store.get(key, max_bytes=_SMALL)).etag.strip('"')
+    etag = (await _just_written(store, key)).etag.strip('"')
     current = await reply_of(store.replace(key, b"fifth", etag=etag))
     return current, await reply_of(store.replace(key, b"sixth", etag=etag))
 
@@ -111,12 +124,21 @@ async def _count(stores: Sequence[Store], key: str, increments: int) -> int:
         for attempt in range(_MAX_TRIES):
             if done == increments:
                 return
-            blob = await store.get(key, max_bytes=_SMALL)
-            value = int(blob.data.split()[0]) + 1
+            blob = await _just_written(store, key)
+            value = _counted(blob, key) + 1
             done += await reply_of(store.replace(key, b"%d %d.%d" % (value, number, attempt), etag=blob.etag)) == "done"
 
     await asyncio.gather(*(add(number, store) for number, store in enumerate(stores)))
-    return int((await stores[0].get(key, max_bytes=_SMALL)).data.split()[0])
+    return _counted(await _just_written(stores[0], key), key)
+
+
+def _counted(blob: Blob, key: str) -> int:
+    try:
+        return int(blob.data.split()[0])
+    except (ValueError, IndexError):
+        raise StoreRefused(
+            f"the store gave other bytes for object {key} than were written: use another store", key=key
+        ) from None
 
 
 async def observe_freshness(writer: Store, reader: Store, place: str, *, rounds: int) -> tuple[tuple[str, ...], bool]:

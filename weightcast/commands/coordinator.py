@@ -77,8 +77,8 @@ def command(
     """Run the service that seals versions and announces them.
 
     Prints "listening on http://HOST:PORT" once it answers; logs go to stderr. Stop it with Ctrl-C or SIGTERM. Any
-    number of coordinators may serve one bucket, so it first makes sure that the store keeps them apart. Credentials
-    come from the AWS environment, never from the URL.
+    number of coordinators may serve one bucket, so it first makes sure that the store keeps them apart; while the store
+    does not answer, requests get HTTP 503. Credentials come from the AWS environment, never from the URL.
 
     On any address but this machine's own it takes --token-file: requests then need a token with the right scope. The
     file is read again when it changes.
