@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -33,6 +34,25 @@ def no_stale_memory() -> None:
         pid = path.name.split("-")[2]
         if pid.isdecimal() and not Path("/proc", pid).exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def small_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mounts a filesystem in memory of a size like "12m", where that is permitted."""
+    mounted: list[Path] = []
+
+    def mount(size: str) -> Path:
+        directory = tmp_path / f"tmpfs-{len(mounted)}"
+        directory.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], capture_output=True)
+        if done.returncode:
+            pytest.skip("mounting a tmpfs is not permitted here")
+        mounted.append(directory)
+        return directory
+
+    yield mount
+    for directory in mounted:
+        subprocess.run(["umount", "--lazy", directory], check=True)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -53,15 +53,10 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def full_disk(place: Path) -> Iterator[Path]:
-    directory = place / "full"
-    directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", directory], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs is not permitted here")
+def full_disk(small_tmpfs: Callable[[str], Path]) -> Path:
+    directory = small_tmpfs("64k")
     (directory / "fill").write_bytes(bytes(64 << 10))
-    yield directory
-    subprocess.run(["umount", directory], check=True)
+    return directory
 
 
 PUBLISH = ("publish", "good", "--step", "1")

@@ -10,7 +10,6 @@ import secrets
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import boto3
@@ -111,18 +110,8 @@ def test_a_policy_that_refuses_one_rank(make_service, bucket, launch_ranks, chec
     check_same(service.read("r").state(), halves(3)[0] | halves(3)[1])
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "small"
-    directory.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", directory], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a tmpfs is not permitted here")
-    yield directory
-    subprocess.run(["umount", "--lazy", directory], check=True)
-
-
-def test_a_disk_that_is_full_for_one_rank(make_service, small_disk, launch_ranks, check_same) -> None:
+def test_a_disk_that_is_full_for_one_rank(make_service, small_tmpfs, launch_ranks, check_same) -> None:
+    small_disk = small_tmpfs("12m")
     service = make_service(f"file://{small_disk}", expire_after_s=EXPIRE_AFTER_S)
     ranks = launch_ranks(service, 2)
     assert ended(publish(ranks, 0, nbytes=8_000_000)) == [1, 1]
@@ -136,10 +125,10 @@ def test_a_disk_that_is_full_for_one_rank(make_service, small_disk, launch_ranks
     check_same(service.read("r").state(), weights[0] | weights[1])
 
 
-def test_a_full_shared_memory_stops_no_publication(make_service, small_disk, launch_ranks, check_same) -> None:
+def test_a_full_shared_memory_stops_no_publication(make_service, small_tmpfs, launch_ranks, check_same) -> None:
     """What the sidecar would keep there makes its restart quicker, and nothing else."""
     service = make_service(expire_after_s=EXPIRE_AFTER_S)
-    subprocess.run(["mount", "-o", "remount,size=20m", small_disk], check=True)
+    small_disk = small_tmpfs("20m")
     (publisher,) = launch_ranks(service, 1, shm_dir=small_disk).publishers
     assert publisher.publish(halves(0)[1], 0).sealed(60) == 1
     with (small_disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
