@@ -19,7 +19,7 @@ import numpy as np
 import codec
 import codec.methods
 from codec import dtypes, reference, reference_ulp, reference_ulp_encoder
-from tests.codec import several
+from tests.codec import kinds, several
 
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = FOLDER / "MANIFEST.json"
@@ -75,27 +75,91 @@ def streams(method: int, compressor: int) -> Callable[[], dict[str, object]]:
     return make
 
 
-def overtaken(count: int, chunk_log2: int | None = None) -> Callable[[], dict[str, object]]:
+def overtaken(count: int, chunk_log2: int | None = None, dtype: str = "BF16") -> Callable[[], dict[str, object]]:
     """A third of the weights is tiny, and a third of those is replaced: ulp_v1 with all its modes, in several segments.
 
     With ``chunk_log2`` in such chunks, which only the reference makes, the second of them unchanged.
     """
 
     def make() -> dict[str, object]:
-        base = weights("BF16", count, 7)
-        base[6::3] = np.random.default_rng(8).integers(0, 40 << 7, base[6::3].size)
+        base = weights(dtype, count, 7)
+        tiny = 40 << dtypes.find(dtype).mantissa_bits
+        base[6::3] = np.random.default_rng(8).integers(0, tiny, base[6::3].size)
         new = moved(base, 0.02, 9)
-        new[6::9] = weights("BF16", count, 10)[6::9]
+        new[6::9] = weights(dtype, count, 10)[6::9]
         if chunk_log2 is None:
-            payload = codec.encode_group(base, new, "BF16", method="ulp_v1").payload
+            payload = codec.encode_group(base, new, dtype, method="ulp_v1").payload
         else:
             new[1 << chunk_log2 : 2 << chunk_log2] = base[1 << chunk_log2 : 2 << chunk_log2]
-            body = reference_ulp_encoder.encode(base, new, reference_ulp.Fields(16, 8, 7), chunk_log2=chunk_log2)
+            body = reference_ulp_encoder.encode(base, new, kinds.fields(dtype), chunk_log2=chunk_log2)
             payload = bytes([codec.methods.ULP]) + body
         assert payload[0] == codec.methods.ULP
+        return {"dtype": dtype, "base": base, "new": new, "payload": payload}
+
+    return make
+
+
+def skips(count: int) -> Callable[[], dict[str, object]]:
+    """Changes in some places and none for long between them, in both lanes."""
+
+    def make() -> dict[str, object]:
+        base = weights("BF16", count, 12)
+        new = moved(base, 0.3, 13)
+        still = np.arange(count) % 5000 > 400
+        new[still] = base[still]
+        payload = codec.encode_group(base, new, "BF16", method="ulp_v1").payload
+        assert kinds.kinds_of(base, payload[1:], "BF16")["skip"] > 20
         return {"dtype": "BF16", "base": base, "new": new, "payload": payload}
 
     return make
+
+
+def rare(dtype: str) -> Callable[[], dict[str, object]]:
+    """Whatever a body may hold, by a model and in chunks that our encoder does not choose.
+
+    The second chunk's model names another ``top`` than it was written with, so that exponents lie below 0.
+    """
+
+    def make() -> dict[str, object]:
+        f, rng, count = kinds.fields(dtype), np.random.default_rng(14), 5600
+        tiny, usual = (1 << f.exponent) * 5 // 32, (1 << f.exponent) // 2
+        most = np.where(
+            np.arange(count) % 3, usual - np.minimum(rng.geometric(0.5, count), 4), rng.integers(0, tiny, count)
+        )
+        rest = rng.integers(0, 2, count) << f.width - 1 | rng.integers(0, 1 << f.mantissa, count)
+        base = (most << f.mantissa | rest).astype(dtypes.find(dtype).bits)
+        new = base.copy()
+        at = np.flatnonzero((rng.random(count) < 0.3) & (np.arange(count) % 4096 < 500))
+        new[at] += np.array([1, 2, 40, 3], base.dtype)[np.arange(at.size) % 4]
+        small = at[most[at] < tiny]
+        new[small] = base[rng.permutation(np.flatnonzero(most >= tiny))[: small.size]]
+        new[[4090, 5599]] ^= np.array(1 << f.width - 1, base.dtype)
+        model = reference_ulp.Model(f, lowest=tiny, code=[130] + [112] * 15, value_of=[0] + [1] * 15)
+        model.values = [_every_symbol(1, top=usual - 2), _every_symbol(0)]
+        chunks = [
+            reference_ulp_encoder.write_chunk(base[i : i + 4096].tolist(), new[i : i + 4096].tolist(), model)
+            for i in (0, 4096)
+        ]
+        headers = []
+        for top in (usual - 2, 1):
+            model.values[0].top = top
+            reference_ulp_encoder.write_model(writer := reference_ulp_encoder.Writer(), model)
+            headers.append(bytes(writer.data))
+        assert chunks[1].count(headers[0]) == 1
+        body = reference_ulp_encoder.join_chunks(12, [chunks[0], chunks[1].replace(*headers)])
+        assert set(kinds.kinds_of(base, body, dtype)) == set(kinds.KINDS)
+        new = reference_ulp.decode(base, body, f)
+        return {"dtype": dtype, "base": base, "new": new, "payload": bytes([codec.methods.ULP]) + body}
+
+    return make
+
+
+def _every_symbol(mode: int, top: int = 0) -> reference_ulp.ValueModel:
+    last = reference_ulp.SYMBOLS - 1 if mode else reference_ulp.SYMBOLS - 2
+    frequency = [1 + 7 * s % 15 if s <= last else 0 for s in range(reference_ulp.SYMBOLS)]
+    rest = 3
+    frequency[rest] = (1 << reference_ulp.TOTAL_BITS) - sum(frequency) + frequency[rest]
+    return reference_ulp.ValueModel(mode, top, rest, frequency)
 
 
 def frame(dtype: str, full: bool, shape: tuple[int, ...]) -> Callable[[], dict[str, object]]:
@@ -147,6 +211,9 @@ VECTORS: dict[str, Callable[[], dict[str, object]]] = {
     **{f"v1-ulp-{d.lower()}": group(d, "ulp_v1") for d in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2")},
     "v1-ulp-lanes": overtaken(10_000),
     "v1-ulp-chunks": overtaken(10_000, chunk_log2=12),
+    "v1-ulp-overtaken-f32": overtaken(3000, dtype="F32"),
+    "v1-ulp-skips": skips(12_500),
+    **{f"v1-ulp-rare-{d.lower()}": rare(d) for d in ("BF16", "F16", "F32", "F8_E4M3", "F8_E5M2")},
     **{f"v1-xor-{d.lower()}": group(d, "xor_planes", share=0.3) for d in ("BF16", "F8_E5M2", "I64", "F4")},
     **{f"v1-fields-compressor-{c}": streams(3, c) for c in range(4)},
     **{f"v1-planes-compressor-{c}": streams(2, c) for c in range(4)},

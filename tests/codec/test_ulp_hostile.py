@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import codec
 from codec import reference_ulp, ulp
 from codec.errors import CodecError, CorruptFrame, InvalidInput, TruncatedFrame, UnsupportedFrame
+from tests.codec import kinds
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +21,15 @@ def small():
     """A body with both lanes, several classes, skips, and values of every kind: (base, new, body)."""
     rng = np.random.default_rng(7)
     base = (rng.normal(0, 0.02, 4400).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    base[:300:3] = rng.integers(0, 1 << 7, 100)
     new = base.copy()
-    new[[3, 700, 2000, 2001, 4097, 4200]] += np.uint16(1)
-    new[[50, 4300]] = [0x3F80, 0x8000]
-    return base, new, ulp.encode_counted(base, new, "BF16").body
+    new[1:300:3] += np.uint16(1)
+    new[:210:3] = base[1:211:3]
+    new[[3700, 4000, 4097, 4200]] -= np.uint16(1)
+    new[[30, 50, 4300]] = [0x0123, 0x3F80, 0x8000]
+    body = ulp.encode_counted(base, new, "BF16").body
+    assert set(kinds.kinds_of(base, body, "BF16")) == set(kinds.KINDS) - {"exponent below 0"}
+    return base, new, body
 
 
 def outcome(base, new, body):

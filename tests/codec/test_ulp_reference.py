@@ -14,14 +14,10 @@ from hypothesis import strategies as st
 
 import codec
 from codec import dtypes, reference_ulp, reference_ulp_encoder, ulp
+from tests.codec.kinds import fields
 
 FLOATS = tuple(d.name for d in dtypes.DTYPES if ulp.applies_to(d.name))
 PAGE = (Path(codec.__file__).parent / "FORMAT-ulp.md").read_text()
-
-
-def fields(dtype):
-    info = dtypes.find(dtype)
-    return reference_ulp.Fields(8 * info.item_bytes, info.exponent_bits, info.mantissa_bits)
 
 
 def check(dtype, base, new):
@@ -107,6 +103,51 @@ def test_chunks_of_any_size_are_read(chunk_log2):
     body = reference_ulp_encoder.encode(base, new, fields("BF16"), chunk_log2=chunk_log2)
     check_decoders("BF16", base, new, body)
     assert np.array_equal(reference_ulp.decode(base, body, fields("BF16")), new)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("seed", range(4))
+def test_models_that_our_encoder_does_not_choose_are_read(dtype, seed):
+    """Also those whose ``top`` puts exponents below 0: written with another, read by the reference."""
+    rng, f = np.random.default_rng(seed), fields(dtype)
+    base = weights(dtype, 700 if seed else 4500, rng)
+    new = base.copy()
+    where = np.flatnonzero(rng.random(base.size) < 0.1)
+    new[where] ^= rng.integers(1, 1 << min(f.width, 16), where.size).astype(new.dtype)
+    model = drawn_model(f, rng)
+    body = reference_ulp_encoder.join_chunks(
+        24, [reference_ulp_encoder.write_chunk(base.tolist(), new.tolist(), model)]
+    )
+    assert np.array_equal(reference_ulp.decode(base, body, f), new)
+    check_decoders(dtype, base, new, body)
+    header = written(model)
+    for value in model.values:
+        value.top = int(rng.integers(1 << f.exponent)) if value.mode else 0
+    assert body.count(header) == 1
+    other = body.replace(header, written(model))
+    check_decoders(dtype, base, reference_ulp.decode(base, other, f), other)
+
+
+def drawn_model(f, rng):
+    """A hazard for every class, and value models of both modes in which every symbol has a frequency."""
+    model = reference_ulp.Model(f, lowest=int(rng.integers(1 << f.exponent)))
+    model.code = rng.integers(1, reference_ulp.CODES, reference_ulp.CLASSES).tolist()
+    model.value_of = [c // 6 for c in range(reference_ulp.CLASSES)]
+    for _ in range(model.value_of[-1] + 1):
+        mode = int(rng.integers(2))
+        last = reference_ulp.SYMBOLS - 1 if mode else reference_ulp.SYMBOLS - 2
+        frequency = [*rng.integers(1, 16, last + 1).tolist(), *[0] * (1 - mode)]
+        rest = int(rng.integers(last + 1))
+        frequency[rest] += (1 << reference_ulp.TOTAL_BITS) - sum(frequency)
+        top = int(rng.integers(1 << f.exponent)) if mode else 0
+        model.values.append(reference_ulp.ValueModel(mode, top, rest, frequency))
+    return model
+
+
+def written(model):
+    writer = reference_ulp_encoder.Writer()
+    reference_ulp_encoder.write_model(writer, model)
+    return bytes(writer.data)
 
 
 def test_several_native_chunks():

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import pytest
 
 import codec
 from codec import dtypes, header, methods, reference, reference_ulp, ulp
-from tests.codec import several
+from tests.codec import kinds, several
 
 FOLDER = Path(__file__).parent / "vectors"
 MANIFEST = json.loads((FOLDER / "MANIFEST.json").read_text())
@@ -59,6 +61,29 @@ def test_ulp_has_vectors_of_two_lanes_and_of_several_chunks():
     assert [large[n][1] for n, number in chunks.items() if number > 2] == [12]
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2"])
+def test_ulp_has_vectors_of_every_kind_of_event_and_value(dtype):
+    found = sum((found_in(name) for name in MANIFEST if is_ulp(name, dtype)), Counter())
+    assert set(found) == set(kinds.KINDS)
+    assert min(found.values()) >= 5
+
+
+def test_ulp_has_vectors_of_what_our_encoder_makes_of_each_kind():
+    """The others are of an encoder that could be: ours makes no escapes of less than 8 bits of exponent."""
+    by_ours = [name for name in MANIFEST if is_ulp(name) and not name.startswith(("v1-ulp-rare-", "v1-ulp-chunks"))]
+    assert set(sum(map(found_in, by_ours), Counter())) == set(kinds.KINDS) - {"exponent below 0"}
+
+
+def is_ulp(name, dtype=None):
+    path = FOLDER / f"{name}.payload"
+    return dtype in (None, MANIFEST[name]["dtype"]) and path.exists() and path.read_bytes()[0] == methods.ULP
+
+
+@cache
+def found_in(name):
+    return kinds.kinds_of(load(name, "base"), (FOLDER / f"{name}.payload").read_bytes()[1:], MANIFEST[name]["dtype"])
+
+
 def test_every_kind_of_frame_has_vectors():
     heads = [header.read((FOLDER / f"{n}.frame").read_bytes())[0] for n in FRAMES]
     assert {h.kind for h in heads} == {header.FULL, header.DELTA, header.STORED_FULL, header.STORED_DELTA}
@@ -76,9 +101,7 @@ def test_payload(name):
     codec.apply_change(buffer, change)
     assert np.array_equal(buffer, new)
     if payload[0] == methods.ULP:
-        info = dtypes.find(entry["dtype"])
-        fields = reference_ulp.Fields(8 * info.item_bytes, info.exponent_bits, info.mantissa_bits)
-        assert np.array_equal(reference_ulp.decode(base, payload[1:], fields), new)
+        assert np.array_equal(reference_ulp.decode(base, payload[1:], kinds.fields(entry["dtype"])), new)
         assert ulp.decode(base, payload[1:], entry["dtype"], new.size, portable=True).digest == codec.digest(new)
     else:
         assert np.array_equal(reference.decode_payload(base, payload, entry["dtype"], entry["count"]), new)
