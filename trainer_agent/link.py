@@ -29,6 +29,19 @@ _SMALL_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 20)}
 """glibc gives larger blocks back when they are freed; else it keeps up to 32 MiB each in a heap for each thread."""
 
 
+def restart_delay_s(failures: int) -> float | None:
+    """How long to wait before the process is started again that has ended ``failures`` times in a row; None: never."""
+    return None if failures > MAX_RESTARTS else min(0.05 * 2**failures, 5.0)
+
+
+def ended_too_often(failures: int) -> SidecarFailed:
+    """What publications are told once the process is not started again."""
+    return SidecarFailed(
+        f"the sidecar ended {failures} times in a row; its last messages are in the trainer's error output. Training "
+        "goes on; a new Publisher would start another one"
+    )
+
+
 class Link:
     """A thread that keeps one sidecar running. Callbacks are called from that thread."""
 
@@ -99,16 +112,12 @@ class Link:
                 return
             self._on_loss()
             self._failures += 1
-            if self._failures > MAX_RESTARTS:
-                self._on_end(
-                    SidecarFailed(
-                        f"the sidecar ended {self._failures} times in a row; its last messages are in the trainer's "
-                        "error output"
-                    )
-                )
+            delay_s = restart_delay_s(self._failures)
+            if delay_s is None:
+                self._on_end(ended_too_often(self._failures))
                 return
             _log.warning("the sidecar ended; starting it again (%d)", self._failures)
-            self._closing.wait(min(0.05 * 2**self._failures, 5.0))
+            self._closing.wait(delay_s)
 
     def _one_process(self) -> None:
         with contextlib.suppress(FileNotFoundError):

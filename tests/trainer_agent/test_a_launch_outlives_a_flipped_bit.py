@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.network import Faults
-from tests.trainer_agent.walk_world import SMALL, WalkRank
+from tests.trainer_agent.walk_jobs import WalkRank
+from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from coordinator import decisions, fleet
+from tests.sim.clocks import Clock
 from tests.sim.mutations import MUTATIONS
 from tests.trainer_agent.walking import Walk, walk
 from tests.walks import Broken
@@ -71,6 +73,32 @@ def any_term(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(owner, name, value)
 
 
+def clocks_that_are_set(patch: pytest.MonkeyPatch) -> None:
+    """What takes time is measured by clocks that tell the time of day."""
+    patch.setattr(Clock, "count_s", Clock.time_s)
+
+
+def fleets_half_heard(patch: pytest.MonkeyPatch) -> None:
+    """A coordinator that has just started takes the agents that it has heard of for all."""
+    patch.setattr(fleet, "KNOWN_AFTER_S", 0.0)
+
+
+def dead_sidecars(patch: pytest.MonkeyPatch) -> None:
+    """The trainer does not hear that its sidecar will not be started again."""
+    patch.setattr(Desk, "_on_end", lambda self, error: None)
+
+
+def any_run(patch: pytest.MonkeyPatch) -> None:
+    """Coordinators do what launches ask that hold a term of another run."""
+    check = decisions.check_term
+    patch.setattr(decisions, "check_term", lambda head, term, run_id=None: check(head, term))
+
+
+def answers_for_any_run(patch: pytest.MonkeyPatch) -> None:
+    """A sidecar takes what is said of another run for its own."""
+    patch.setattr(publication.Publication, "_checked", lambda self, event: event)
+
+
 ZOMBIES = ("job_becomes_a_zombie", "two_jobs_start", "coordinator_sleeps", "publish_and_go_on")
 TEETH: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
     any_copy: ("copy_rots", "publish_small"),
@@ -78,6 +106,11 @@ TEETH: dict[Callable[[pytest.MonkeyPatch], None], tuple[str, ...]] = {
     slots_that_are_read: ("publish_small", "publish_in_a_row", "publish_dense"),
     untold_bases: ("state_rots", "rank_is_denied", "publish_small"),
     any_term: ZOMBIES,
+    clocks_that_are_set: ("clock_is_set",),
+    fleets_half_heard: ("ask_who_serves", "publish_small"),
+    dead_sidecars: ("sidecar_keeps_dying",),
+    any_run: ("run_begins_again", "publish_and_go_on"),
+    answers_for_any_run: ("run_begins_again", "publish_and_go_on"),
 }
 
 

@@ -10,7 +10,8 @@ import codec
 from tests.rollout_agent.training import group_bits
 from tests.sim.errors import Violation
 from tests.sim.model import RUN
-from tests.trainer_agent.walk_world import SMALL, WalkLaunch, WalkRank
+from tests.trainer_agent.walk_jobs import WalkLaunch, WalkRank
+from tests.trainer_agent.walk_world import SMALL
 from trainer_agent.placement import place_groups
 from trainer_agent.slots import Slots
 from trainer_agent.state import STATE_FILE, unseal
@@ -24,7 +25,7 @@ from weight_store.receipt import Receipt, group_ranges
 if TYPE_CHECKING:
     from tests.trainer_agent.walking import Walk
 
-ENDED = frozenset({"fenced"})
+ENDED = frozenset({"fenced", "sidecar-failed"})
 """Codes by which a launch is told that it is over, whatever became of its last version."""
 ENDS = frozenset({"", "killed", "closed", "fenced"})
 """Of launches."""
@@ -53,7 +54,8 @@ def check_handles(walk: Walk) -> None:
     for launch in walk.world.launches:
         assert isinstance(launch, WalkLaunch)
         misread = max(walk.world.misread[rank.node] for rank in launch.walkers) if launch.walkers else 0
-        if launch.ended not in ENDS and misread < 2 and not walk.stale:
+        excused = misread > 1 or walk.stale or launch.is_of_the_past or walk.former
+        if launch.ended not in ENDS and not excused and not (launch.ended == "sidecar-failed" and launch.gave_up):
             raise Violation(f"{launch.name} ends: {launch.ended}")
         for rank in launch.walkers:
             for handle in rank.handles:
@@ -62,7 +64,7 @@ def check_handles(walk: Walk) -> None:
 
 
 def _check_outcome(walk: Walk, launch: WalkLaunch, rank: WalkRank, handle: Any) -> None:
-    sealed = [v for v, s in walk.world.model.sealed.items() if (s.launch, s.ordinal) == (launch.name, handle.ordinal)]
+    sealed = walk.versions_of(launch.name, handle.ordinal)
     if handle.error is None:
         if sealed != [handle.version]:
             raise Violation(f"{rank.node} was told that {handle} is sealed; it is {sealed}")
@@ -71,11 +73,13 @@ def _check_outcome(walk: Walk, launch: WalkLaunch, rank: WalkRank, handle: Any) 
         return
     code = handle.error.code
     walk.told[code, str(handle.error)] += 1
-    if sealed and code not in ENDED:
+    if sealed and code not in ENDED and not launch.is_of_the_past:
         raise Violation(f"{rank.node} was told that {handle} failed ({code}: {handle.error}); it is {sealed}")
     if code == "weights-damaged" and not rank.unsure:
         raise Violation(f"{rank.node} was told {handle.error}")
-    if code == "sidecar-failed":
+    if code == "version-aborted" and "fenced:" in str(handle.error):
+        raise Violation(f"{rank.node} was told {handle.error}, and not that its launch is over")
+    if code == "sidecar-failed" and not rank.link.gave_up:
         raise Violation(f"{rank.node} was told {handle.error}")
 
 

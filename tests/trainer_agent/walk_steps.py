@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from tests.sim.collectors import MIN_AGE_S
-from tests.trainer_agent.walk_world import DENSE, SMALL, WalkRank
+from tests.trainer_agent import walk_clocks, walk_fleet, walk_links, walk_runs
+from tests.trainer_agent.walk_jobs import WalkRank
+from tests.trainer_agent.walk_world import DENSE, SMALL
 from trainer_agent.state import STATE_FILE
 
 if TYPE_CHECKING:
@@ -267,5 +269,9 @@ OPERATIONS: dict[str, tuple[float, Callable[[Walk], Awaitable[None]]]] = {
         (1.0, coordinator_restarts),
         (1.0, coordinator_sleeps),
         (1.5, rank_is_cut_off),
+        *walk_clocks.STEPS,
+        *walk_fleet.STEPS,
+        *walk_links.STEPS,
+        *walk_runs.STEPS,
     )
 }

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -26,9 +27,13 @@ from tests.sim.network import Faults
 from tests.sim.simulation import end
 from tests.sim.world import SPECS
 from tests.trainer_agent.walk_checks import check_bucket, check_handles, check_ranks, check_tidy, explains_full
+from tests.trainer_agent.walk_fleet import WalkAgent, check_served
+from tests.trainer_agent.walk_jobs import WalkLaunch, WalkRank
+from tests.trainer_agent.walk_model import WalkModel
 from tests.trainer_agent.walk_steps import OPERATIONS, PATIENCE_S
-from tests.trainer_agent.walk_world import SMALL, WalkLaunch, WalkLoop, WalkModel, WalkRank, WalkWorld
+from tests.trainer_agent.walk_world import SMALL, WalkLoop, WalkWorld
 from tests.walks import Broken
+from trainer_agent import desk, handle
 from weight_store.errors import WeightStoreError
 from weight_store.gc import Collector, Wish
 
@@ -50,8 +55,9 @@ class Walk:
         self.says = says
         self.notes: list[str] = []
         self.world = world = WalkWorld(seed, loop)
-        world.model = WalkModel(world.bucket, MIN_AGE_S - 1.0)
-        world.model.may_be_full = lambda *found: explains_full(self, *found)
+        self.former: list[WalkModel] = []
+        """Of runs of this name that were deleted."""
+        self.forget_run()
         self.chance = world.chance
         self.first = dict(world._first)
         self.unsure_bases = False
@@ -60,6 +66,9 @@ class Walk:
         """Whether a term may have seemed to be still to come, as it never does with a store that is good enough."""
         self.steps = self.crashes = 0
         self.collections = 0
+        self.agents: list[WalkAgent] = []
+        self.eager = False
+        """Whether agents go where the head is whenever they look."""
         self.told: Counter[tuple[str, str]] = Counter()
         """What trainers were told of publications that failed."""
 
@@ -82,6 +91,8 @@ class Walk:
         world = self.world
         if self.chance.random() < 0.3:
             world.loop.slow = self._thread_s  # type: ignore[attr-defined]
+        if self.chance.random() < 0.25:
+            world.clocks_differ, world.store_ahead_s = True, self.chance.choice((0.0, -300.0, 300.0, -1200.0, 7200.0))
         world.ends_early = self.chance.choice((0.0, 0.0, 0.5))
         world.coordinators = [SimCoordinator(world, number) for number in range(self.chance.choice((1, 2)))]
         for number, coordinator in enumerate(world.coordinators):
@@ -163,6 +174,29 @@ class Walk:
     # ---- what steps use
 
     @property
+    def model(self) -> WalkModel:
+        """Of the run that there is."""
+        found = self.world.model
+        assert isinstance(found, WalkModel)
+        return found
+
+    def forget_run(self) -> None:
+        """What there was of it is deleted."""
+        world = self.world
+        if isinstance(world.model, WalkModel):
+            self.former.append(world.model)
+            self.unsure_bases = self.stale = True
+        model = WalkModel(world.bucket, MIN_AGE_S - 1.0)
+        model.may_be_full = lambda *found: explains_full(self, *found)
+        model.published, model.leapt = world.model.published, getattr(world.model, "leapt", False)
+        world.model = model
+
+    def versions_of(self, launch: str, ordinal: int) -> list[int]:
+        """As what a publication was sealed."""
+        models = [*self.former, self.model]
+        return [v for m in models for v, s in m.sealed.items() if (s.launch, s.ordinal) == (launch, ordinal)]
+
+    @property
     def launch(self) -> WalkLaunch:
         """The newest."""
         found = self.world.launches[-1]
@@ -189,7 +223,11 @@ class Walk:
             "first_step": chance.choice((0, 0, 7)),
             "max_wait_s": chance.choice((3.0, 30.0, 100.0)),
         }
-        found = self.world.walk_launch(**drawn | given)
+        drawn["assets"] = chance.choice((0, 0, 1))
+        found = WalkLaunch(world=self.world, name=f"launch-{len(self.world.launches)}", **drawn | given)
+        found.weights = dict(found.weights)
+        self.world.launches.append(found)
+        found.start()
         self.note(f"   {found.name} of {found.world_size}")
         return found
 
@@ -233,16 +271,24 @@ class Walk:
             coordinator.process.resume()
             if coordinator.service is None:
                 coordinator.start()
+        for launch in self.launches:
+            if launch.is_of_the_past and not launch.has_begun:
+                launch.kill()  # of a run that was deleted while it started: some ranks have it, and others never will
         if not self.launches:
             self.start_launch()
         if not await self.until(lambda: all(launch.idle for launch in self.launches), BOUND_S):
             raise Violation(f"never decided: {[r.handles for r in self.ranks if not all(h.done for h in r.handles)]}")
         self.look()
-        for attempt in range(2):
+        for launch in self.launches:
+            if launch.gave_up:
+                launch.kill()
+        attempts = 2 + 2 * len(self.former)  # a receipt that a launch of a former run left behind costs a version
+        for attempt in range(1, attempts + 1):
             owner = await self._owner()
             await self._publish(owner)
-            if attempt == 1 and any(rank.handles[-1].error is not None for rank in owner.walkers):
+            if attempt == attempts and any(rank.handles[-1].error is not None for rank in owner.walkers):
                 raise Violation(f"{owner.name} cannot publish: {[rank.handles[-1].error for rank in owner.walkers]}")
+        await check_served(self, owner)
         await self._ask_zombies(owner)
         check_bucket(self)
         await self._collect_all()
@@ -267,8 +313,11 @@ class Walk:
             if launch is owner:
                 continue
             await self._publish(launch)
-            codes = {rank.handles[-1].error.code for rank in launch.walkers if rank.handles[-1].error is not None}
-            if not launch.ended and codes != {"fenced"}:
+            errors = [rank.handles[-1].error for rank in launch.walkers]
+            codes = {"" if error is None else error.code for error in errors}
+            # What began again counts its terms anew: a launch of the former run may be told of either.
+            told = {"fenced", "publication-failed"} if launch.is_of_the_past else {"fenced"}
+            if not launch.ended and not codes <= told:
                 raise Violation(f"{launch.name} is told {codes}, and not that the run is another's")
 
     async def _publish(self, launch: WalkLaunch) -> None:
@@ -319,12 +368,13 @@ def walk(
 ) -> Walk:
     """Walk once. Raises ``Broken`` where a promise is."""
     loop, enabled = WalkLoop(), gc.isenabled()
+    time = SimpleNamespace(monotonic=loop.time)
     # What cycles keep alive would otherwise be closed at moments that differ between runs.
     gc.disable()
     asyncio.set_event_loop(loop)
     walking = Walk(seed, loop, says)
     try:
-        with quietly():
+        with quietly(), mock.patch.object(desk, "time", time), mock.patch.object(handle, "time", time):
             loop.run_until_complete(walking.walk(play))
         return walking
     finally:
