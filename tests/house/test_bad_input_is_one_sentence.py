@@ -53,7 +53,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def full_disk(small_tmpfs: Callable[[str], Path]) -> Path:
+def full_disk(place: Path, small_tmpfs: Callable[[str], Path]) -> Path:
     directory = small_tmpfs("64k")
     (directory / "fill").write_bytes(bytes(64 << 10))
     return directory
