@@ -66,7 +66,9 @@ async def test_nothing_is_decided_before_the_store_was_checked(ministack: Any, s
         server = serve("--store", url, "--port", "0", "--poll", "0.1")
         base = await asyncio.to_thread(server.url)
         async with CoordinatorClient(base) as client, httpx.AsyncClient(base_url=base, trust_env=False) as http:
-            with pytest.raises(BucketUnavailable, match=r"before the store was found fit for it: .* failed with InternalError"):
+            with pytest.raises(
+                BucketUnavailable, match=r"before the store was found fit for it: .* failed with InternalError"
+            ):
                 await client.takeover("demo", TermRequest(launch="a"))
             for path in ("/v1/runs", "/v1/runs/demo/events", "/readyz"):
                 answer = await http.get(path)

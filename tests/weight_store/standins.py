@@ -118,6 +118,21 @@ def zeroed(start: int, end: int) -> Mode:
     return damaging(damage)
 
 
+def throttling(header: bytes, times: float) -> Mode:
+    """Asks for fewer requests when it is sent ``header``, so many times."""
+    left = times
+
+    async def mode(line: bytes, headers: Headers, body: bytes, forward: Forward) -> bytes:
+        nonlocal left
+        if line.startswith(b"PUT ") and b"/plain" in line and header in headers:
+            left -= 1
+            if left >= 0:
+                return answer(503, "SlowDown")
+        return await forward(line, headers, body)
+
+    return mode
+
+
 class Remembering:
     """A cache in between that repeats its first answer to each read once."""
 

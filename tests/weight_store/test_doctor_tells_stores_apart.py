@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -21,24 +22,27 @@ from moto.server import ThreadedMotoServer
 from tests.weight_store.standins import (
     Mode,
     Remembering,
+    answer,
     create_only,
     ignoring,
     proxied,
     racy,
     refusing,
     replace_refused,
+    throttling,
     unquoted,
     without_ranges,
     zeroed,
 )
 from weight_store.doctor import Diagnosis, Examination, diagnose, require_conditional_writes
 from weight_store.doctor.observing import observe_multipart
-from weight_store.errors import FormatError, PreconditionFailed, StoreRefused, StoreUnavailable
+from weight_store.doctor.s3_observing import observe_plain
+from weight_store.errors import FormatError, PreconditionFailed, StoreRefused, StoreThrottled, StoreUnavailable
 from weight_store.local import LocalStore
 from weight_store.memory import MemoryStore
-from weight_store.opening import open_store
+from weight_store.opening import open_store, parse_s3_url
 from weight_store.retry import ONCE
-from weight_store.s3_settings import MIB
+from weight_store.s3_settings import MIB, S3Options
 
 _NUMBERS = itertools.count()
 
@@ -230,6 +234,29 @@ async def test_a_second_upload_that_is_refused_leaves_the_first_as_it_was() -> N
 
     multipart, _, _ = await observe_multipart(Overwriting(), "_doctor/x", 11 * MIB, lambda: 0.0)
     assert (multipart.completed, multipart.again, multipart.intact) == (True, "precondition", False)
+
+
+async def test_a_store_that_is_busy_has_checked_nothing(worsened: Callable[[Mode], str]) -> None:
+    # MiniStack believes a wrong CRC32, whatever it was busy with when it was first asked.
+    found = await examined(worsened(throttling(b"x-amz-checksum-crc32", 1)))
+    assert (found.kind, states(found)["CRC32"]) == ("full", "warning")
+    for header in (b"x-amz-checksum-crc32", b"content-md5"):
+        url = worsened(throttling(header, math.inf))
+        with pytest.raises(StoreThrottled, match="fewer requests"):
+            await observe_plain(parse_s3_url(url), S3Options(), "_doctor/x", policy=ONCE)
+
+
+async def test_a_store_that_refuses_right_checksums_has_not_shown_that_it_checks(
+    worsened: Callable[[Mode], str],
+) -> None:
+    async def choking(line: bytes, headers: dict[bytes, bytes], body: bytes, forward: Any) -> bytes:
+        return (
+            answer(403, "SignatureDoesNotMatch")
+            if b"x-amz-checksum-crc32" in headers
+            else await forward(line, headers, body)
+        )
+
+    assert "CRC32" not in states(await examined(worsened(choking)))
 
 
 async def test_a_cache_in_between_is_found(worsened: Callable[[Mode], str]) -> None:

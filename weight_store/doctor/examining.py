@@ -53,7 +53,7 @@ class Examination:
         plain: PlainSeen | None = None
         if self.url.startswith("s3:"):
             self.tell("plain writes, checksums, clock")
-            plain = await observe_plain(parse_s3_url(self.url), options, place)
+            plain = await observe_plain(parse_s3_url(self.url), options, place, policy=_POLICY)
         else:
             await first.create(f"{place}/plain", b"")  # a directory that cannot be written says so in its own words
         self.tell(f"conditional writes, {self.rounds} races of {self.writers} writers")

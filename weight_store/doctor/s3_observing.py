@@ -6,6 +6,7 @@ import base64
 import email.utils
 import hashlib
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +16,11 @@ import botocore.session
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from weight_store.errors import StoreUnavailable
 from weight_store.finishing import in_thread
+from weight_store.retry import Retrier, RetryPolicy
 from weight_store.s3_clock import SigningClock
-from weight_store.s3_errors import translated
+from weight_store.s3_errors import Place, classify, translated
 from weight_store.s3_settings import S3Location, S3Options, client_arguments
 
 _BODY = b"weightcast doctor"
@@ -25,21 +28,28 @@ _BODY = b"weightcast doctor"
 
 @dataclass(frozen=True, slots=True)
 class PlainSeen:
-    """Whether bodies with wrong checksums were refused, and the store's clock less this machine's (seconds)."""
+    """Whether bodies with wrong checksums were refused (None: right ones are, too), and the store's clock less this
+    machine's (seconds).
+    """
 
-    checks_md5: bool
-    checks_crc32: bool
+    checks_md5: bool | None
+    checks_crc32: bool | None
     skew_s: float | None
 
 
 async def observe_plain(
-    location: S3Location, options: S3Options, place: str, *, clock: Callable[[], float] = time.time
+    location: S3Location,
+    options: S3Options,
+    place: str,
+    *,
+    policy: RetryPolicy,
+    clock: Callable[[], float] = time.time,
 ) -> PlainSeen:
     """Write below ``place`` without conditions. Raises ``StoreRefused`` or ``StoreUnavailable`` if not even that works.
 
     ``clock`` returns Unix seconds.
     """
-    return await in_thread(_observe, location, options, place, clock)
+    return await Retrier(policy).call(lambda: in_thread(_observe, location, options, place, clock))
 
 
 def _observe(location: S3Location, options: S3Options, place: str, clock: Callable[[], float]) -> PlainSeen:
@@ -58,22 +68,40 @@ def _observe(location: S3Location, options: S3Options, place: str, clock: Callab
             sent_s = clock()
             answer = client.put_object(**address, Body=_BODY)
             skew_s = _skew(answer, (sent_s + clock()) / 2)
-        wrong_md5 = base64.b64encode(hashlib.md5(b"something else", usedforsecurity=False).digest()).decode()
-        return PlainSeen(
-            checks_md5=_refuses(client, **address, ContentMD5=wrong_md5),
-            checks_crc32=_refuses(client, **address, ChecksumCRC32="AAAAAA=="),
-            skew_s=skew_s,
-        )
+            return PlainSeen(
+                checks_md5=_checks(client, location.place, address, "ContentMD5", _md5),
+                checks_crc32=_checks(client, location.place, address, "ChecksumCRC32", _crc32),
+                skew_s=skew_s,
+            )
     finally:
         client.close()
 
 
-def _refuses(client: Any, **request: str) -> bool:
-    try:
-        client.put_object(Body=_BODY, **request)
-    except ClientError:
+def _checks(
+    client: Any, place: Place, address: dict[str, str], name: str, checksum: Callable[[bytes], str]
+) -> bool | None:
+    """Whether a body is refused for a wrong checksum; None if it is for a right one too."""
+
+    def takes(value: str) -> bool:
+        try:
+            client.put_object(**address, Body=_BODY, **{name: value})
+        except ClientError as error:
+            digest = error.response.get("Error", {}).get("Code") == "BadDigest"
+            # One that a loaded store turns away was not looked at.
+            if not digest and isinstance(classify(error, place, address["Key"]), StoreUnavailable):
+                raise
+            return False
         return True
-    return False
+
+    return not takes(checksum(b"something else")) if takes(checksum(_BODY)) else None
+
+
+def _md5(data: bytes) -> str:
+    return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
+
+
+def _crc32(data: bytes) -> str:
+    return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
 
 
 def _skew(answer: Any, local_s: float) -> float | None:
