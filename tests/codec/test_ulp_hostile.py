@@ -64,8 +64,8 @@ def test_every_bit_flip_is_refused_or_gives_another_digest(small):
             bad[at] ^= 1 << bit
             refused += outcome(base, new, bytes(bad)) is None
     # States must come back to where the encoder began, so little is left to the digest: another chunk size or the
-    # hazard of a class without weights changes nothing, raw bits and directions change the result.
-    assert refused > 0.9 * 8 * len(body)
+    # hazard of a class without weights changes nothing; raw bits, here a sixth, and directions change the result.
+    assert refused > 0.75 * 8 * len(body)
 
 
 def test_bytes_behind_the_end_are_refused(small):

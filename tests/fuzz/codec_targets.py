@@ -6,8 +6,10 @@ import random
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import xxhash
@@ -21,6 +23,7 @@ from tests.fuzz.target import Plain, Target, require
 
 MAX_COMPARED = 9000
 """Elements up to which the slow decoder is asked too."""
+SMALL_CHUNK_N = 200
 NAMES = [dtype.name for dtype in dtypes.DTYPES]
 PREFIX = struct.Struct("<BBH")  # dtype, base, elements
 
@@ -187,7 +190,8 @@ def _delta(frame: bytes) -> None:
         result = None
     else:
         result = buffer
-        require(codec.digest(result) == frame[16:32], "the buffer does not hold what the frame promises")
+        found, _ = header.read(frame)
+        require(found.digest_of(dtypes.to_bits(result)) == found.digest, "the buffer does not hold what is promised")
     _compare_frame(frame, base, result)
 
 
@@ -257,7 +261,7 @@ def repair_frame(frame: bytes) -> bytes:
             )
     except CodecError:
         return frame
-    digests = codec.digest(result) + (b"" if base is None else codec.digest(base))
+    digests = found.digest_of(result) + (b"" if base is None else found.digest_of(base))
     return _checked(frame[:16] + digests + frame[16 + len(digests) :])
 
 
@@ -285,9 +289,54 @@ def _delta_seeds() -> Iterator[bytes]:
                 yield codec.encode_delta(base, noise, dtype=dtype)
 
 
+# Frames of several chunks, which are tiny here
+
+
+@contextmanager
+def _small_chunks() -> Iterator[None]:
+    with mock.patch.object(header, "CHUNK_N", SMALL_CHUNK_N), mock.patch.object(reference, "CHUNK_N", SMALL_CHUNK_N):
+        yield
+
+
+def _several(data: bytes) -> None:
+    with _small_chunks():
+        (_delta if data[5:6] and data[5] % 2 else _full)(data)  # by the kind
+
+
+def _repair_several(frame: bytes) -> bytes:
+    with _small_chunks():
+        return repair_frame(frame)
+
+
+def _several_seeds() -> Iterator[bytes]:
+    with _small_chunks():
+        for dtype, count in (
+            ("BF16", 3 * SMALL_CHUNK_N),
+            ("F8_E4M3", 5 * SMALL_CHUNK_N + 1),
+            ("I32", SMALL_CHUNK_N + 9),
+        ):
+            base, noise = base_of(dtype, 2, count), base_of(dtype, 3, count)
+            if base is None or noise is None:
+                raise AssertionError("kinds 2 and 3 are bases")
+            new = changed(base, 10)
+            new[:SMALL_CHUNK_N] = base[:SMALL_CHUNK_N]
+            yield codec.encode_delta(base, new, dtype=dtype)
+            yield codec.encode_delta(base, noise, dtype=dtype)
+            yield codec.encode_full(new & 1, dtype=dtype)
+            yield codec.encode_full(noise, dtype=dtype)
+
+
 def _targets() -> Iterator[Target]:
     yield Target("frame-full", _full, _full_seeds, repaired(repair_frame), covers=("decode_full",), ci_runs=1000)
     yield Target("frame-delta", _delta, _delta_seeds, repaired(repair_frame), covers=("apply_delta",), ci_runs=1000)
+    yield Target(
+        "frame-several",
+        _several,
+        _several_seeds,
+        repaired(_repair_several),
+        covers=("decode_full", "apply_delta"),
+        ci_runs=800,
+    )
     for method in methods.METHODS:
         with_streams = method.name in ("planes", "xor_planes", "fields_v1")
         packed = partial(reshape_streams, fields=method.name == "fields_v1")
