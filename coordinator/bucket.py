@@ -65,6 +65,8 @@ _LARGE_BYTES = 16 << 20
 honest one has some 60 bytes a piece, so this is a quarter of a million pieces of one rank."""
 _SMALL_BYTES = 64 << 10
 """Objects larger than this, packed or not, are parsed off the event loop."""
+_FEW_RANKS = 128
+"""Manifests of larger worlds are written out off the event loop: with 4096 ranks and a full beside, 40 ms."""
 
 
 class RunBucket:
@@ -260,12 +262,17 @@ class RunBucket:
                 await self._create(manifest_key(run, abort.version), abort.to_bytes())
                 self._aborts.put((abort.run_id, abort.version), abort)
             case CreateRegister(Manifest() as manifest):
-                data = manifest.to_bytes()
+                data, position = await self._stored(manifest)
                 await self._create(manifest_key(run, manifest.version), data)
-                position = manifest.position(data)
                 self._manifests.put(position, manifest)  # the head is about to come there
                 return etag, position
         return etag, None
+
+    async def _stored(self, manifest: Manifest) -> tuple[bytes, Position]:
+        if manifest.world_size <= _FEW_RANKS:
+            return _stored(manifest)
+        found: tuple[bytes, Position] = await self._ambient.offload(_stored, manifest)
+        return found
 
     async def _create(self, key: str, data: bytes) -> str:
         self._known.put(key, sha256_hex(data))
@@ -283,6 +290,11 @@ class RunBucket:
             return parse(data, key)
         parsed: T = await self._ambient.offload(parse, data, key)
         return parsed
+
+
+def _stored(manifest: Manifest) -> tuple[bytes, Position]:
+    data = manifest.to_bytes()
+    return data, manifest.position(data)
 
 
 def _parse_register(data: bytes, key: str) -> Sealing | Abort:

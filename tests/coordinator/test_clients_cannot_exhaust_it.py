@@ -209,3 +209,19 @@ async def test_offers_that_unpack_to_much_are_read_one_at_a_time(place: Any) -> 
         answer = await client.layout("demo", 1, 4)
     assert answer.layout is not None
     assert most == 1
+
+
+async def test_manifests_of_large_worlds_are_written_out_off_the_loop(place: Any) -> None:
+    made: list[bytes] = []
+
+    async def offload(function: Any, *arguments: Any) -> Any:
+        found = await asyncio.to_thread(function, *arguments)
+        made.extend(item for item in (found if isinstance(found, tuple) else ()) if isinstance(item, bytes))
+        return found
+
+    app = create_app(place.store, ambient=Ambient(offload=offload))
+    async with CoordinatorClient("http://coordinator", transport=httpx.ASGITransport(app)) as client:
+        job = await Job(place.store, client, "launch-a", world_size=129).start()
+        answer = await job.publish(step=1)
+        assert await client.manifest("demo", 1) in made
+    assert answer.state == "sealed"
