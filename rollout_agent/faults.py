@@ -27,6 +27,7 @@ class Faults:
         """Files that somebody had touched, right or wrong inside."""
         self.scrubbed_bytes = 0
         """Bytes hashed by the scrub."""
+        self._stopped = False
 
     @property
     def found_by_kind(self) -> Mapping[str, int]:
@@ -41,6 +42,15 @@ class Faults:
     def found(self, kind: str, count: int = 1) -> None:
         """Count damage."""
         self._found[kind] += count
+
+    def stopped_by_object(self) -> None:
+        """Count a damaged object of the bucket: once, however often it is fetched in vain."""
+        self._found["object"] += not self._stopped
+        self._stopped = True
+
+    def followed(self) -> None:
+        """Nothing that the bucket leads to is damaged any more."""
+        self._stopped = False
 
     def lost(self, kind: str, disk: Disk, path: Path) -> None:
         """Count a file that could not be used, if it is there at all."""

@@ -213,7 +213,11 @@ class Replica:
             await self._look()
             missed: Position | None = None
             for attempt in range(_REPLANS):
-                head = await self._source.head()
+                try:
+                    head = await self._source.head()
+                except FormatError:
+                    self.faults.stopped_by_object()
+                    raise
                 self._heard = head.run_id
                 if head.position == GENESIS and self._holding.held is None:
                     return None
@@ -221,7 +225,7 @@ class Replica:
                     await self._claim(head)
                     await self._follow(head, afresh=missed == head.position)
                 except (DamagedObject, FormatError):
-                    self.faults.found("object")
+                    self.faults.stopped_by_object()
                     if attempt == _REPLANS - 1 or not await self._may_leap(head):
                         raise
                     missed = head.position
@@ -231,6 +235,7 @@ class Replica:
                     missed = head.position
                     _LOG.info("an object of version %s is gone; reading the head again", head.position)
                 else:
+                    self.faults.followed()
                     return self.position
         raise AssertionError("unreachable: the last attempt returns or raises")
 

@@ -41,3 +41,26 @@ async def test_a_newer_full_leads_past_a_rotten_delta(
         await publish(1)
         assert await replica.catch_up() == training.position
     assert read_dir(tmp_path) == training.tensors(6)
+
+
+@pytest.mark.parametrize("what", ["tiny/head.json", ".shard", "00000.json", "manifest.json"])
+async def test_a_rotten_object_is_counted_once_until_it_is_put_right(
+    training: Training, store: MemoryStore, tmp_path: Path, what: str
+) -> None:
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=store) as replica:
+        for times in (1, 2):
+            training.step(0.003)
+            await training.publish()
+            key = max(key for key in store._objects if key.endswith(what))
+            right = store._objects[key]
+            at = 0 if what == "tiny/head.json" else -9  # much of a head may change and still be one
+            rotten = bytearray(right[0])
+            rotten[at] ^= 1
+            store._objects[key] = bytes(rotten), right[1]
+            for _ in range(3):
+                with pytest.raises((DamagedObject, FormatError)):
+                    await replica.catch_up()
+            assert replica.faults.found_by_kind["object"] == times
+            store._objects[key] = right
+            assert await replica.catch_up() == training.position
