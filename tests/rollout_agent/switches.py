@@ -14,9 +14,11 @@ from rollout_agent.guarding import Guarded
 from rollout_agent.holding import Holding
 from rollout_agent.owning import Ownership
 from rollout_agent.places import log_version
+from rollout_agent.replica import Replica
 from rollout_agent.state import State, Told, load
 from rollout_agent.statedir import StateDir
 from rollout_agent.telling import Telling
+from rollout_agent.updating import Updater
 from tests.rollout_agent import simdisk
 from tests.rollout_agent.simdisk import SimDisk
 
@@ -37,6 +39,41 @@ def no_hiding(patch: pytest.MonkeyPatch) -> None:
 def no_gate(patch: pytest.MonkeyPatch) -> None:
     """The agent does not wait for engines that load."""
     patch.setattr(Guarded, "exclusive", lambda self, what="": nullcontext())
+
+
+def no_leap(patch: pytest.MonkeyPatch) -> None:
+    """A damaged object is waited for, also where a later full leads past it."""
+
+    async def stays(self: Replica, head: object) -> bool:
+        return False
+
+    patch.setattr(Replica, "_may_leap", stays)
+
+
+def no_look_at_patterns(patch: pytest.MonkeyPatch) -> None:
+    """Files that were made for other patterns are built on."""
+    trusted = Updater._trusted
+
+    def whatever_they_are_of(self: Updater) -> object:
+        if self._holding.files is not None:
+            self._include = self._holding.files.include
+        return trusted(self)
+
+    patch.setattr(Updater, "_trusted", whatever_they_are_of)
+
+
+def no_restoring(patch: pytest.MonkeyPatch) -> None:
+    """What somebody removed under a running agent is not made again."""
+    patch.setattr(Ownership, "restore", lambda self: False)
+
+
+def any_run(patch: pytest.MonkeyPatch) -> None:
+    """A directory is taken whosever it is."""
+
+    def claim(self: Ownership, run_id: str) -> None:
+        self.run_id = run_id
+
+    patch.setattr(Ownership, "claim", claim)
 
 
 def no_later_logs(patch: pytest.MonkeyPatch) -> None:

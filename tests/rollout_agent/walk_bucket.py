@@ -19,8 +19,10 @@ async def spoil(walk: Walk) -> None:
     """An object that may be needed next is altered, cut or gone."""
     objects = walk.world.store._objects
     keys = _candidates(walk.world, objects, walk.shown or 0)
-    if not keys or not walk.may_spoil:
+    if not walk.may_spoil:
         return
+    if walk.chance.random() < 0.5:
+        keys = _before_a_full(walk.world, objects, walk.shown or 0) or keys
     key = walk.chance.choice(keys)
     data, modified = objects[key]
     what = walk.chance.choice(("flipped", "flipped", "cut", "gone"))
@@ -40,11 +42,30 @@ def _candidates(world: World, objects: Objects, shown: int) -> list[str]:
     return sorted(found)
 
 
+def _before_a_full(world: World, objects: Objects, shown: int) -> list[str]:
+    """Of versions that a later full makes unnecessary."""
+    last = max(manifest.full_version for manifest in world.training.manifests.values())
+    versions = [version for version in world.training.positions if shown < version <= last]
+    return sorted(key for key in objects for v in versions if key.startswith(_prefix(v)) and "/full/" not in key)
+
+
 def _spoilt(data: bytes, what: str, chance: random.Random) -> bytes:
     if what == "cut" or not data:
         return data[: chance.randrange(len(data) + 1)]
     at = chance.randrange(len(data))
     return data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
+
+
+async def go_round(walk: Walk) -> None:
+    """A replica that runs into it, while the head moves on."""
+    later = [version for version in walk.versions if version > walk.world.now]
+    if walk.spoilt and later:
+        walk.no_faults()
+        if walk.disk.inside is not None:
+            walk.disk.leaves()
+        await walk.world.head(walk.chance.choice(later))
+        walk.spoilt.pop(head_key(RUN), None)
+        await walk.go_round()
 
 
 async def put_back(walk: Walk) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rollout_agent import gate
 from rollout_agent.errors import NotWhole
-from tests.rollout_agent.walk_bucket import put_back, spoil
+from tests.rollout_agent.walk_bucket import go_round, put_back, spoil
 from tests.rollout_agent.walk_checks import INCLUDES, wrong
 from tests.rollout_agent.walk_disk import Inside, engine_files
 from tests.rollout_agent.walk_harms import harm, leave_in_new
@@ -229,7 +229,8 @@ OPERATIONS: dict[str, tuple[int, Callable[[Walk], Awaitable[None]]]] = {
     "remove": (3, remove),
     "enter": (8, enter),
     "spoil": (8, spoil),
-    "put back": (3, put_back),
+    "go round": (4, go_round),
+    "put back": (1, put_back),
     "other run": (1, other_run),
     "tell": (6, tell),
     "answer": (12, answer),

@@ -92,7 +92,7 @@ class Walk:
         self.wire = Wire(self.world.store)
         self.versions = sorted(self.world.training.positions)
         self.may_harm = self.chance.random() < 0.4
-        self.may_spoil = self.chance.random() < 0.3
+        self.may_spoil = self.chance.random() < 0.35
         if self.chance.random() < 0.2:
             self.include = self.chance.choice(INCLUDES)
             self.includes = {self.include}
@@ -334,7 +334,7 @@ class Walk:
         if self.disk.inside is not None:
             self.disk.leaves()
         if self.spoilt:
-            await self._go_round()
+            await self.go_round()
             await put_back(self)
         if self.harms:
             # What nobody reads is not known to be damaged: it is read when an agent starts.
@@ -364,7 +364,7 @@ class Walk:
             found = visible(self.world, left, self.places, [], self.includes)
             assert self.kept is None or (found or 0) >= self.kept, f"{found} is left of {self.kept} after a {kind}"
 
-    async def _go_round(self) -> None:
+    async def go_round(self) -> None:
         """What is spoilt in the bucket takes nothing away that is held, and is gone round where that can be."""
         held = self._look()
         for _ in range(4):
