@@ -20,6 +20,7 @@ import os
 import re
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,7 @@ from coordinator.errors import TokenFileRefused
 logger = logging.getLogger(__name__)
 
 MAX_FILE_BYTES = 1 << 20
+_AGAIN_S = 60.0
 _SECRET_BYTES = 32
 _TOKEN = re.compile(r"wct_([0-9a-f]{12})_([A-Za-z0-9_-]{43})")
 
@@ -105,11 +107,16 @@ def parse_lines(data: bytes, where: str) -> dict[str, StoredToken]:
 
 class TokenFile:
     """The tokens of a file, read again when it changes. A change that cannot be read leaves the earlier ones valid:
-    a slip of an editor must not lock a fleet out. It is logged until it is put right.
+    a slip of an editor must not lock a fleet out. While it lasts the file is read again, and the reason logged, once a
+    minute in which somebody shows a token.
+
+    ``clock`` counts seconds from anywhere and only upwards.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
+        self._clock = clock
+        self._again_s: float | None = None
         self._seen = _fingerprint(path)
         self._known = read(path)
         if not self._known:
@@ -126,30 +133,42 @@ class TokenFile:
 
     def _refresh(self) -> None:
         seen = _fingerprint(self._path)
-        if seen == self._seen:
+        if seen == self._seen and (self._again_s is None or self._clock() < self._again_s):
             return
         self._seen = seen
         try:
             self._known = read(self._path)
         except TokenFileRefused as error:
-            logger.error("the tokens read before stay valid: %s", error)
+            self._again_s = self._clock() + _AGAIN_S
+            logger.error("the tokens read before stay valid, those deleted since too: %s", error)
         else:
+            self._again_s = None
             logger.info("%s was read again: %d tokens", self._path, len(self._known))
 
 
-def _fingerprint(path: Path) -> tuple[int, int, int] | None:
+def _fingerprint(path: Path) -> tuple[int, int, int, int] | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    # The third changes with the permissions, which may be all that was wrong.
+    return found.st_mtime_ns, found.st_size, found.st_ctime_ns, found.st_ino
 
 
 def read(path: Path) -> dict[str, StoredToken]:
-    """Return the tokens of a file by id. ``TokenFileRefused`` if it cannot be read or everybody may write to it."""
+    """Return the tokens of a file by id.
+
+    ``TokenFileRefused`` if it is no regular file, cannot be read, or everybody may write to it.
+    """
     try:
-        with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_mode & stat.S_IWOTH:
+        # Not to wait for a writer, if it is a pipe.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise TokenFileRefused(
+                    f"{path} is no regular file: it is read again when it changes, which no pipe or device can be"
+                )
+            if mode & stat.S_IWOTH:
                 raise TokenFileRefused(f"everybody may write to {path}, and so admit anybody: chmod o-w it")
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:

@@ -30,6 +30,7 @@ from coordinator.errors import (
 from coordinator.routes import fleets, health, page, readers, trainers
 from coordinator.tokens import TokenFile, issue
 from coordinator.wire import TermRequest
+from tests.coordinator.conftest import Clock
 from weight_store.memory import MemoryStore
 from weightcast.commands.token import command
 
@@ -215,11 +216,55 @@ def test_tokens_rotate_without_a_restart(path: Path, caplog: pytest.LogCaptureFi
     assert (known.held(old), known.held(new)) == (None, {Scope.TRAINER})
     path.write_text("what\n")
     assert known.held(new) == {Scope.TRAINER}
-    assert "the tokens read before stay valid: line 1" in caplog.text
+    assert "the tokens read before stay valid, those deleted since too: line 1" in caplog.text
     path.unlink()
     assert known.held(new) == {Scope.TRAINER}
     path.write_text(before)
     assert known.held(old) == {Scope.TRAINER}
+
+
+def test_a_file_that_cannot_be_read_is_told_of_every_minute(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock, token = Clock(), admit(path, Scope.VIEWER)
+    known = TokenFile(path, clock=clock)
+    path.write_text("what\n" + path.read_text())
+    told = []
+    for _ in range(181):
+        assert known.held(token) == {Scope.VIEWER}
+        clock.advance(1)
+        told.append(caplog.text.count("stay valid"))
+    assert (told[0], told[59], told[60], told[180]) == (1, 1, 2, 4)
+    path.write_text("")
+    assert known.held(token) is None
+    clock.advance(600)
+    assert known.held(token) is None
+    assert caplog.text.count("stay valid") == 4
+
+
+def test_permissions_that_were_put_right_count(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    token = admit(path, Scope.VIEWER)
+    known = TokenFile(path, clock=lambda: 0.0)
+    written = path.stat().st_mtime_ns
+    path.write_text("")
+    path.chmod(0o666)
+    os.utime(path, ns=(written, written))
+    assert known.held(token) == {Scope.VIEWER}
+    assert "everybody may write" in caplog.text
+    path.chmod(0o600)
+    assert known.held(token) is None
+
+
+def test_a_file_that_is_none_is_not_waited_for(path: Path, refusal: Callable[..., str], tmp_path: Path) -> None:
+    os.mkfifo(path)
+    store = f"file://{tmp_path}/store"
+    for no_file in (path, Path("/dev/null")):
+        assert f"{no_file} is no regular file" in refusal("--store", store, "--token-file", str(no_file))
+    path.unlink()
+    token = admit(path, Scope.VIEWER)
+    known = TokenFile(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert known.held(token) == {Scope.VIEWER}
+    path.unlink()
 
 
 @pytest.mark.parametrize(
