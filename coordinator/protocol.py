@@ -1,12 +1,14 @@
-"""uvicorn's HTTP/1.1 with a deadline for the head of a request.
+"""uvicorn's HTTP/1.1 with a deadline for the head of a request, and for the TLS handshake before it.
 
 uvicorn closes a connection that is idle between two requests, but waits for ever for the first byte of the first one
 and for the last byte of every head, so a thousand clients that send a header a minute would hold every connection.
+asyncio waits a minute for a handshake, before which uvicorn does not so much as count the connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -16,6 +18,22 @@ from coordinator.problems import MEDIA_TYPE
 from coordinator.wire import Problem
 
 HEAD_TIMEOUT_S = 15.0
+
+
+class BoundedLoop(asyncio.SelectorEventLoop):
+    """asyncio's loop, whose TLS servers close connections that do not shake hands, or say goodbye, in time.
+
+    uvicorn, which makes the server, has no setting for that.
+    """
+
+    handshake_timeout_s = HEAD_TIMEOUT_S
+
+    async def create_server(self, *arguments: Any, **named: Any) -> asyncio.Server:
+        """As asyncio's own."""
+        if named.get("ssl") is not None:
+            named.setdefault("ssl_handshake_timeout", self.handshake_timeout_s)
+            named.setdefault("ssl_shutdown_timeout", self.handshake_timeout_s)
+        return await super().create_server(*arguments, **named)
 
 
 class BoundedProtocol(H11Protocol):

@@ -24,7 +24,7 @@ from coordinator.ambient import Settings
 from coordinator.app import create_app
 from coordinator.checking import StoreCheck
 from coordinator.errors import CannotListen
-from coordinator.protocol import BoundedProtocol
+from coordinator.protocol import BoundedLoop, BoundedProtocol
 from coordinator.tokens import TokenFile
 from weight_store.doctor import require_conditional_writes
 from weight_store.opening import check_reachable, open_store
@@ -73,7 +73,8 @@ def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
     Raises ``CannotListen``, ``TokenFileRefused``, or ``StoreRefused`` if the bucket cannot be used as it is. A store
     that does not answer is waited for: until it does, and is found fit, requests are answered with HTTP 503.
     """
-    asyncio.run(_serve(options, announce))
+    with asyncio.Runner(loop_factory=BoundedLoop) as runner:
+        runner.run(_serve(options, announce))
 
 
 async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> None:

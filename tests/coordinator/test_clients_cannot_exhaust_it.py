@@ -6,11 +6,15 @@ import asyncio
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import trustme
 
 from coordinator.ambient import Ambient
 from coordinator.app import create_app
@@ -105,6 +109,37 @@ async def test_long_answers_are_not_cut_off(impatient: str) -> None:
         assert (await client.post("/v1/runs/demo/terms", json={"launch": "a"})).status_code == 200
         answer = await client.get("/v1/runs/demo/head?after=0&wait=1")
         assert answer.json()["position"]["version"] == 0
+
+
+IMPATIENT_COMMAND = """
+from coordinator.protocol import BoundedLoop
+from weightcast.cli import main
+BoundedLoop.handshake_timeout_s = 0.3
+main()
+"""
+
+
+@pytest.fixture
+def over_tls(tmp_path: Path) -> Iterator[str]:
+    """The address of a coordinator process that serves HTTPS and waits for no handshake."""
+    certificate = trustme.CA().issue_cert("127.0.0.1")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "chain.pem")
+    tls = ["--tls-cert", str(tmp_path / "chain.pem"), "--tls-key", str(tmp_path / "key.pem")]
+    store = ["--store", f"file://{tmp_path}/store", "--port", "0"]
+    command = [sys.executable, "-c", IMPATIENT_COMMAND, "coordinator", *store, *tls]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        yield process.stdout.readline().removeprefix("listening on ").strip().replace("https", "http")
+        process.terminate()
+
+
+def test_a_handshake_that_does_not_come_ends_the_connection(over_tls: str) -> None:
+    with connected(over_tls) as connection:
+        assert until_closed(connection) == b""
+    with connected(over_tls) as connection:
+        connection.sendall(b"\x16\x03\x01")  # the first bytes of one
+        assert until_closed(connection) == b""
 
 
 @pytest.mark.parametrize(
