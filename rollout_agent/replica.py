@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from rollout_agent.detours import leads_on
 from rollout_agent.disk import Disk, LocalDisk
 from rollout_agent.errors import DamagedFiles, DamagedObject, DiskError, NotWhole
 from rollout_agent.faults import Faults
@@ -223,7 +224,7 @@ class Replica:
                     return None
                 try:
                     await self._claim(head)
-                    await self._follow(head, afresh=missed == head.position)
+                    await self._follow(head, around=missed == head.position)
                 except (DamagedObject, FormatError):
                     self.faults.stopped_by_object()
                     if attempt == _REPLANS - 1 or not await self._may_leap(head):
@@ -240,15 +241,15 @@ class Replica:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _may_leap(self, head: Head) -> bool:
-        """Whether to go on from the newest full: what leads on from the version held was found damaged once more."""
+        """Whether to go another way: what leads on from the version held was found damaged once more."""
         held = self._holding.held
         again, self._stuck = self._stuck, held.position if held is not None else None
         if held is None or again != held.position:
             return False
         manifest = await self._source.manifest(head.position)
-        if manifest.full_version <= held.position.version:
+        if not leads_on(held.position, manifest, head.position):
             return False
-        _LOG.warning("no way on from version %s: taking the full of %d", held.position, manifest.full_version)
+        _LOG.warning("the way on from version %s is damaged: taking another one", held.position)
         return True
 
     async def repair(self) -> None:
@@ -361,13 +362,13 @@ class Replica:
         await self._local(self._holding.claim, head.run_id)
         self._source.run_id = head.run_id
 
-    async def _follow(self, head: Head, *, afresh: bool) -> None:
+    async def _follow(self, head: Head, *, around: bool) -> None:
         held = self._holding.held
         check_not_back(held, head)
-        if afresh:
-            # The head has not moved, so deltas from what is held, or its repair, would meet the same gap again: they
-            # were collected. What the head reaches from its newest full never is.
-            await self._updater.advance(head.position, afresh=True)
+        if around:
+            # The head has not moved, so the same way, or the repair of what is held, would meet the same gap again:
+            # most often deltas that were collected. What the head reaches from its newest full never is.
+            await self._updater.advance(head.position, around=True)
             return
         try:
             await self._mend()

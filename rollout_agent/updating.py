@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from rollout_agent import beside, presence, syncing
 from rollout_agent.changelog import LogWriter
+from rollout_agent.detours import cheapest_start, plan_without
 from rollout_agent.errors import DamagedFiles, DiskError, DiskFailed
 from rollout_agent.fetching import Fetcher
 from rollout_agent.filetable import FILE_BYTES, FileTable
@@ -57,17 +58,20 @@ class Updater:
         """Held while another version takes the place of the one held, and to begin to tell an engine of that."""
         self._known: tuple[Layout, FileTable, frozenset[int] | None] | None = None
 
-    async def advance(self, position: Position, *, afresh: bool = False) -> None:
+    async def advance(self, position: Position, *, around: bool = False) -> None:
         """Bring the holding to ``position``, which is not older than what it holds.
 
-        ``afresh``: from the newest full, whatever is held.
+        ``around``: not by the cheapest way, but by the other one if there is one.
         """
         manifest = await self._source.manifest(position)
-        held = None if afresh else self._trusted()
+        held = self._trusted()
         if held is None:
             await self._beside(manifest, position, None)
             return
         hops = plan_chain(held.position, manifest, position)
+        if around:
+            start = cheapest_start(held.position, manifest, position)
+            hops = plan_without(start, held.position, manifest, position)
         if hops and hops[0].kind == "full":
             await self._beside(manifest, position, None)
             return
