@@ -173,9 +173,9 @@ _ETAG_IF_OURS = RetryingStore._etag_if_ours
 _FOLLOW = Replica._follow
 
 
-async def _follow_by_deltas(self: Replica, head: Head, *, afresh: bool) -> None:
+async def _follow_by_deltas(self: Replica, head: Head, *, around: bool) -> None:
     """Again from what is held, although deltas of it were gone."""
-    await _FOLLOW(self, head, afresh=False)
+    await _FOLLOW(self, head, around=False)
 
 
 _AGED = plan._aged
