@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from coordinator.credentials import without_token
 from rollout_agent.errors import EngineRefused
 from rollout_agent.gate import held
 from weightcast.commands._seconds import Seconds
@@ -41,14 +42,15 @@ def command(
     Waits until an agent has brought the directory to a whole version, holds it there while COMMAND runs (or until it
     has made --ready-file), and ends with the command's exit status. Files that are not what they should be are not
     loaded: the command waits until the agent has repaired them. WEIGHTCAST_VERSION, WEIGHTCAST_STEP and
-    WEIGHTCAST_RUN tell the command what it loads. If the gate is killed the directory is held until the command ends.
+    WEIGHTCAST_RUN tell the command what it loads; WEIGHTCAST_TOKEN and WEIGHTCAST_TOKEN_FILE are kept from it. If the
+    gate is killed the directory is held until the command ends.
 
     No version is stored while the directory is held: an engine that goes on running needs --ready-file.
     """
     if ready_file is not None:
         ready_file.unlink(missing_ok=True)
     with held(model_dir, timeout_s=timeout_s, verify=verify) as (whole, lock):
-        environment = os.environ | {
+        environment = without_token(os.environ) | {
             "WEIGHTCAST_RUN": whole.run,
             "WEIGHTCAST_VERSION": str(whole.position.version),
             "WEIGHTCAST_STEP": str(whole.step),
