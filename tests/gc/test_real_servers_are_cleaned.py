@@ -102,6 +102,10 @@ def test_a_dry_run_says_what_and_why_and_changes_nothing(url: str, tmp_path: Pat
     assert "no further, because the newest full is version 4" in found.stdout
     assert "below the floor 4" in found.stdout
     assert "the receipt of rank 1 names shard" in found.stdout
+    said = json.loads(run("--store", url, "--keep-versions", "1", "--min-age", "0s", "--dry-run", "--json").stdout)
+    assert said["dry_run"] is True
+    assert not [name for name in said if name.startswith("deleted")]
+    assert sum(item["bytes"] for item in said["would_delete"]) == said["would_delete_bytes"] > 0
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == before
 
 
@@ -110,6 +114,7 @@ def test_the_command_deletes_and_says_so_in_json(url: str, tmp_path: Path) -> No
     said = json.loads(found.stdout)
     assert (said["floor"]["after"], said["head_version"], said["pending"]) == (3, 6, False)
     assert all({"key", "bytes", "why", "upload"} == set(item) for item in said["deleted"])
+    assert said["deleted_bytes"] > 0
     kept = {path.name for path in (tmp_path / "store" / RUN / "v").iterdir() if any(path.iterdir())}
     assert kept == {f"{version:012d}" for version in (3, 4, 5, 6)}
     assert (tmp_path / "store" / control_key(RUN)).exists()

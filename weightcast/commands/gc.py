@@ -46,7 +46,8 @@ class _Duration(click.ParamType[float]):
     default="1h",
     show_default=True,
     type=_Duration(),
-    help="How long readers get to finish, by the store's clock. Longer than the slowest download takes.",
+    help="How long readers get to finish, by the store's clock (with --dry-run, which writes nothing to read it from, by "
+    "this machine's). Longer than the slowest download takes.",
 )
 @click.option("--no-wait", is_flag=True, help="Leave what has to age to the next call, as from cron.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and why, once the floor has aged; change nothing.")
@@ -87,14 +88,15 @@ async def _collect(store_url: str, run: str, wish: Wish, min_age_s: float, *, wa
 
 def _as_json(report: Report) -> dict[str, object]:
     verdicts = [{"key": v.key, "bytes": v.size, "upload": v.upload is not None, "why": v.why} for v in report.doomed]
+    verb = "would_delete" if report.dry_run else "deleted"
     return {
         "run": report.run,
         "head_version": report.head_version,
         "dry_run": report.dry_run,
         "floor": asdict(report.floor),
         "pending": report.pending,
-        "deleted": verdicts,
-        "deleted_bytes": sum(verdict.size for verdict in report.doomed),
+        verb: verdicts,
+        f"{verb}_bytes": sum(verdict.size for verdict in report.doomed),
         "kept": dict(Counter(verdict.why for verdict in report.verdicts if not verdict.delete)),
     }
 
