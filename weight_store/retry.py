@@ -25,7 +25,7 @@ from weight_store.errors import (
     UploadLost,
 )
 from weight_store.pacing import Allowance
-from weight_store.store import Blob, Entry, MultipartStore, PresigningStore, Store, UnfinishedUpload, Upload
+from weight_store.store import Blob, Entry, MultipartStore, Store, UnfinishedUpload, Upload
 
 T = TypeVar("T")
 
@@ -251,22 +251,11 @@ class _RetryingUpload:
         await self._retrier.call(self._upload.commit, composed=True)
 
 
-class _RetryingPresigningStore(RetryingStore):
-    """Over a store that can presign, which takes no request and hence no retry."""
+class _RetryingMultipartStore(RetryingStore):
+    """Over a store whose unfinished uploads can be found."""
 
-    def __init__(self, store: Store, retrier: Retrier, presigner: PresigningStore) -> None:
+    def __init__(self, store: Store, retrier: Retrier, uploads: MultipartStore) -> None:
         super().__init__(store, retrier)
-        self._presigner = presigner
-
-    async def presign_get(self, key: str, *, expires_s: int) -> str:
-        return await self._presigner.presign_get(key, expires_s=expires_s)
-
-
-class _RetryingMultipartStore(_RetryingPresigningStore):
-    """Over a store whose unfinished uploads can be found; whatever has them presigns as well."""
-
-    def __init__(self, store: Store, retrier: Retrier, presigner: PresigningStore, uploads: MultipartStore) -> None:
-        super().__init__(store, retrier, presigner)
         self._uploads = uploads
 
     async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
@@ -279,9 +268,7 @@ class _RetryingMultipartStore(_RetryingPresigningStore):
 
 
 def with_retry(store: Store, retrier: Retrier) -> RetryingStore:
-    """Return ``store`` with retries; a ``PresigningStore`` or ``MultipartStore`` stays one."""
-    if isinstance(store, PresigningStore) and isinstance(store, MultipartStore):
-        return _RetryingMultipartStore(store, retrier, store, store)
-    if isinstance(store, PresigningStore):
-        return _RetryingPresigningStore(store, retrier, store)
+    """Return ``store`` with retries; a ``MultipartStore`` stays one."""
+    if isinstance(store, MultipartStore):
+        return _RetryingMultipartStore(store, retrier, store)
     return RetryingStore(store, retrier)

@@ -193,13 +193,6 @@ class S3Store:
             if not _is_unknown_upload(error):
                 raise
 
-    async def presign_get(self, key: str, *, expires_s: int) -> str:
-        """See :meth:`~weight_store.store.PresigningStore.presign_get`."""
-        with self._translated(key):
-            client = await self._connected()
-            url = await client.generate_presigned_url("get_object", Params=self._address(key), ExpiresIn=expires_s)
-        return str(url)
-
     async def close(self) -> None:
         """See :meth:`~weight_store.store.Store.close`."""
         self._client = None

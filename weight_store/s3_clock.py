@@ -45,8 +45,7 @@ AUTH_TYPE_MAPS[_SIGNER] = _SkewedAuth
 class SigningClock:
     """How far the server's clock is from this machine's (seconds), learnt when it refuses a signature for its time.
 
-    Never more than a day. The refused request fails and is repeated like any other; presigned addresses keep this
-    machine's time.
+    Never more than a day. The refused request fails and is repeated like any other.
     """
 
     def __init__(self, place: Place) -> None:

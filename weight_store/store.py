@@ -99,14 +99,6 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class PresigningStore(Protocol):
-    """A store that can hand out time-limited GET addresses (SigV4)."""
-
-    async def presign_get(self, key: str, *, expires_s: int) -> str:
-        """Return a URL that reads ``key`` without credentials for ``expires_s`` seconds."""
-
-
-@runtime_checkable
 class MultipartStore(Protocol):
     """A store that keeps, and bills, the parts of uploads whose writer died."""
 

@@ -193,9 +193,6 @@ class SimStore:
     async def abort_upload(self, upload: UnfinishedUpload) -> None:
         await self.ask("abort", upload.key, lambda: self._bucket.abort(upload))
 
-    async def presign_get(self, key: str, *, expires_s: int) -> str:
-        raise NotImplementedError
-
     async def delete(self, key: str) -> None:
         await self.ask("delete", key, lambda: self._bucket.delete(key))
 

@@ -23,7 +23,7 @@ from weight_store.memory import MemoryStore
 from weight_store.retry import Retrier, RetryPolicy, with_retry
 from weight_store.s3 import S3Store
 from weight_store.s3_settings import S3Location
-from weight_store.store import Blob, Entry, PresigningStore
+from weight_store.store import Blob, Entry, MultipartStore
 
 
 @dataclass
@@ -180,10 +180,10 @@ async def test_cancelling_ends_the_retries() -> None:
     assert failing.calls == ["delete"]
 
 
-async def test_presigning_shows_through_where_it_is(tmp_path: object) -> None:
+async def test_finding_unfinished_uploads_shows_through_where_it_is(tmp_path: object) -> None:
     retrier = Retrier(RetryPolicy())
     s3 = S3Store(S3Location("bucket"))
-    assert isinstance(with_retry(s3, retrier), PresigningStore)
-    assert not isinstance(with_retry(MemoryStore(), retrier), PresigningStore)
-    assert not isinstance(with_retry(LocalStore(str(tmp_path)), retrier), PresigningStore)
+    assert isinstance(with_retry(s3, retrier), MultipartStore)
+    assert not isinstance(with_retry(MemoryStore(), retrier), MultipartStore)
+    assert not isinstance(with_retry(LocalStore(str(tmp_path)), retrier), MultipartStore)
     await s3.close()

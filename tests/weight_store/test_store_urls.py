@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,12 +12,6 @@ import pytest
 from weight_store.errors import StoreRefused
 from weight_store.opening import check_reachable, open_store, parse_s3_url
 from weight_store.s3_settings import S3Location
-from weight_store.store import PresigningStore
-
-
-def _fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return bytes(answer.read())
 
 
 @pytest.mark.parametrize(
@@ -102,7 +94,6 @@ async def test_a_file_url_is_a_local_store(tmp_path: Path) -> None:
     store = open_store((tmp_path / "a b").as_uri())
     await store.create("x", b"1")
     assert (tmp_path / "a b" / "x").read_bytes() == b"1"
-    assert not isinstance(store, PresigningStore)
     await store.close()
 
 
@@ -139,19 +130,6 @@ async def test_an_endpoint_in_the_environment_is_checked_too(
     with pytest.raises(StoreRefused, match="'localhost:9000' is not an address"):
         await check_reachable(store)
     await store.close()
-
-
-@pytest.mark.parametrize("server", ["seaweed", "ministack"])
-async def test_a_presigned_address_reads_one_object_without_credentials(
-    s3_store_url: Callable[[str], str], server: str
-) -> None:
-    store = open_store(s3_store_url(server))
-    assert isinstance(store, PresigningStore)
-    await store.create("v/x.shard", b"0123456789")
-    url = await store.presign_get("v/x.shard", expires_s=60)
-    await store.close()
-    assert "X-Amz-Algorithm=AWS4-HMAC-SHA256" in url
-    assert await asyncio.to_thread(_fetch, url) == b"0123456789"
 
 
 def test_a_directory_costs_no_import_of_what_speaks_s3(tmp_path: Path) -> None:
