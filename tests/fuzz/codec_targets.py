@@ -335,7 +335,7 @@ def _targets() -> Iterator[Target]:
         _several_seeds,
         repaired(_repair_several),
         covers=("decode_full", "apply_delta"),
-        ci_runs=800,
+        ci_runs=500,
     )
     for method in methods.METHODS:
         with_streams = method.name in ("planes", "xor_planes", "fields_v1")
