@@ -138,6 +138,7 @@ class Walk:
             self.no_faults()
         if self.disk.dead:
             await self._crashed()
+        assert not self.open.waits, f"says that {self.open.waits} when it is over"
         self._look()
         if self.suspect and not self.harms:
             await self._probe("power")
