@@ -46,8 +46,8 @@ class _Duration(click.ParamType[float]):
     default="1h",
     show_default=True,
     type=_Duration(),
-    help="How long readers get to finish, by the store's clock. Longer than the slowest download takes. --dry-run, which "
-    "writes nothing to read that clock from, goes by this machine's.",
+    help="How long readers get to finish, by the store's clock. Longer than the slowest download takes. --dry-run, "
+    "which writes nothing to read that clock from, goes by this machine's.",
 )
 @click.option("--no-wait", is_flag=True, help="Leave what has to age to the next call, as from cron.")
 @click.option("--dry-run", is_flag=True, help="Say what would go, and why, once the floor has aged; change nothing.")
