@@ -232,7 +232,9 @@ class Walk:
     def _power_lost(self) -> None:
         assert gate.holds(self.disk, self.places) is None, "visible after a power loss, before anybody has looked"
         self.shown, self.reading = self.kept, None
-        self.rebooted, self.suspect = True, False
+        self.rebooted = True
+        # A note that the loss left unreadable may be of this boot, for all that anybody knows.
+        self.suspect = str(self.places.syncing) in self.disk.volume.names
 
     async def reopen(self, *, faults: bool = True) -> None:
         """Another agent, which may be ended while it recovers, and the next one too."""
