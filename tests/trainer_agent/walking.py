@@ -282,12 +282,15 @@ class Walk:
         for launch in self.launches:
             if launch.gave_up:
                 launch.kill()
-        attempts = 2 + 2 * len(self.former)  # a receipt that a launch of a former run left behind costs a version
-        for attempt in range(1, attempts + 1):
+        left = 2 + 10 * len(self.former)  # a receipt that a launch of a former run left behind costs a version
+        for attempt in range(left):
             owner = await self._owner()
             await self._publish(owner)
-            if attempt == attempts and any(rank.handles[-1].error is not None for rank in owner.walkers):
-                raise Violation(f"{owner.name} cannot publish: {[rank.handles[-1].error for rank in owner.walkers]}")
+            errors = [rank.handles[-1].error for rank in owner.walkers if rank.handles[-1].error is not None]
+            if attempt and not errors:
+                break
+        else:
+            raise Violation(f"{owner.name} cannot publish: {errors}")
         await check_served(self, owner)
         await self._ask_zombies(owner)
         check_bucket(self)
