@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterable
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import codec
+from codec.threads import cores
 from trainer_agent.errors import WeightsDamaged
 
 WINDOW_BYTES = 256 << 20
@@ -65,7 +65,7 @@ class Encoder:
     """A pool of threads; the codec releases the GIL."""
 
     def __init__(self, threads: int | None = None, window_bytes: int = WINDOW_BYTES) -> None:
-        self._pool = ThreadPoolExecutor(threads or _cores(), thread_name_prefix="weightcast-encode")
+        self._pool = ThreadPoolExecutor(threads or cores(), thread_name_prefix="weightcast-encode")
         self._window_bytes = window_bytes
 
     async def encode(self, jobs: Iterable[Job]) -> AsyncGenerator[Encoded, None]:
@@ -116,7 +116,3 @@ def encode(job: Job) -> Encoded:
         )
     full = not codec.needs_base(group.payload)
     return Encoded(group.payload, group.digest, group.changed, full, damage, time.perf_counter() - started_s)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
