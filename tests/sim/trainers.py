@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights, group_bits
-from tests.sim.assets import assets_dir
 from tests.sim.loop import Process
 from trainer_agent.arena import SLOTS, Arena
 from trainer_agent.desk import Desk
@@ -31,6 +30,8 @@ from weight_store.memory import MemoryStore
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+ASSETS = Path(__file__).parent / "assets"
+"""Directories with the files beside the weights: two with another config each."""
 SOCKET_S = 0.0005
 POLL_S = 5.0
 OVER = 900.0
@@ -157,7 +158,7 @@ class SimRank:
             world_size=launch.world_size,
             launch=launch.name,
             full_every=world.full_every,
-            assets_dir=str(assets_dir(launch.assets)) if rank == 0 else None,
+            assets_dir=str(ASSETS / str(launch.assets)) if rank == 0 else None,
         )
         self.desk = Desk(cast("Arena", self.arena), attach, make_link=self._make_link)
 
