@@ -140,7 +140,7 @@ class Agent:
                     _LOG.info("%s", waits)
                 except (RolloutError, WeightStoreError) as error:
                     if isinstance(error, ObjectNotFound) and error.key == head_key(self.run):
-                        self._say(state="starting", error=f"run {self.run!r} is not in the bucket yet")
+                        self._wait_for(f"run {self.run!r} is not in the bucket yet")
                         await self._pause()
                         continue
                     failures += 1
@@ -163,7 +163,7 @@ class Agent:
             self._say(state="fetching")
         position = await self.replica.catch_up()
         if position is None:
-            self._say(state="starting", error=f"run {self.run!r} has no version yet")
+            self._wait_for(f"run {self.run!r} has no version yet")
             return
         if position != before:
             apply_s = self.ambient.clock() - start_s
@@ -337,6 +337,11 @@ class Agent:
         return self.replica.upsets != self._upsets or self._refused is None or self._refused[0] != position
 
     # ---- reports
+
+    def _wait_for(self, why: str) -> None:
+        if why != self.status.error:
+            _LOG.info("%s: waiting for it", why)
+        self._say(state="starting", error=why)
 
     def _say(self, **changes: object) -> None:
         status = replace(self.status, **changes)  # type: ignore[arg-type]

@@ -83,6 +83,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("inspect", "--run", "Bad Run", *HERE[2:]), 1, "'Bad Run' is not a run name"),
     (("inspect", "file"), 2, "'file' is a file"),
     (("verify",), 2, "name a DIRECTORY, or --store and --run"),
+    (("verify", "empty", "--version", "1"), 2, "a DIRECTORY holds one version: --version goes without it"),
     (("verify", *HERE), 1, "there is no run 'r' in this store"),
     (("verify", "--run", "r", "--store", "file://{place}/file"), 1, "is a file: name a directory"),
     (("gc", *HERE), 1, "there is no run 'r' in this store"),

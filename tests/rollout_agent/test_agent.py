@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -71,11 +72,14 @@ async def following(training: Training, path: Path, engine: Any = None, client: 
 
 
 async def test_a_run_that_is_not_there_yet_and_an_object_that_is_gone_are_told_apart(
-    training: Training, tmp_path: Path
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
     async with following(training, tmp_path / "early") as agent:
         await until(lambda: agent.status.error == "run 'tiny' is not in the bucket yet")
         assert agent.status.state == "starting"
+        await asyncio.sleep(5 * QUICK.poll_s)
+    assert caplog.messages.count("run 'tiny' is not in the bucket yet: waiting for it") == 1
     await training.publish()
     gone = asset_key("tiny", sha256_hex(training.assets["config.json"]))
     await training.store.delete(gone)

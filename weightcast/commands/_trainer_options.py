@@ -14,13 +14,22 @@ _DTYPES = {"keep": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "
 def publishing_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--run``, ``--store``, ``--coordinator``, ``--dtype`` and ``--full-every``."""
     options = (
-        click.option("--run", required=True, envvar="WEIGHTCAST_RUN", help="Name of the training run."),
-        click.option("--store", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…"),
+        click.option(
+            "--run", required=True, envvar="WEIGHTCAST_RUN", show_envvar=True, help="Name of the training run."
+        ),
+        click.option(
+            "--store",
+            required=True,
+            envvar="WEIGHTCAST_STORE",
+            show_envvar=True,
+            help="s3://bucket/prefix or file:///…",
+        ),
         click.option(
             "--coordinator",
             default="http://127.0.0.1:8470",
             show_default=True,
             envvar="WEIGHTCAST_COORDINATOR",
+            show_envvar=True,
             help="Address of the coordinator.",
         ),
         click.option(
@@ -30,7 +39,14 @@ def publishing_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.Choice(list(_DTYPES)),
             help="Cast floats of 16 bits and more to this; keep: publish what the files hold.",
         ),
-        click.option("--full-every", default=50, show_default=True, type=click.IntRange(min=0)),
+        click.option(
+            "--full-every",
+            default=50,
+            show_default=True,
+            type=click.IntRange(min=0),
+            help="Upload a full in the background every so many versions, for machines that join late; 0: only when "
+            "the chain of deltas has become long.",
+        ),
     )
     for option in reversed(options):
         function = option(function)

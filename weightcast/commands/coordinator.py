@@ -13,7 +13,14 @@ from weightcast.commands._seconds import Seconds
 
 
 @click.command()
-@click.option("--store", "store_url", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
+@click.option(
+    "--store",
+    "store_url",
+    required=True,
+    envvar="WEIGHTCAST_STORE",
+    show_envvar=True,
+    help="s3://bucket/prefix or file:///…",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others must be asked for.")
 @click.option("--port", default=8470, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free port.")
 @click.option(
@@ -40,6 +47,7 @@ from weightcast.commands._seconds import Seconds
 @click.option(
     "--token-file",
     envvar="WEIGHTCAST_TOKENS",
+    show_envvar=True,
     type=click.Path(dir_okay=False, path_type=Path),
     help="Hashes of the tokens to admit, from 'weightcast token new'; may be left out on 127.0.0.1 only.",
 )

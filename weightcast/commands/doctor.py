@@ -17,7 +17,14 @@ _MARKS = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "failed": ("no", "
 
 
 @click.command()
-@click.option("--store", "store_url", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
+@click.option(
+    "--store",
+    "store_url",
+    required=True,
+    envvar="WEIGHTCAST_STORE",
+    show_envvar=True,
+    help="s3://bucket/prefix or file:///…",
+)
 @click.option("--writers", default=8, show_default=True, type=click.IntRange(2, 64), help="Connections that race.")
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Races of each kind.")
 @click.option(

@@ -36,7 +36,14 @@ class _Duration(click.ParamType[float]):
 
 
 @click.command()
-@click.option("--store", "store_url", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
+@click.option(
+    "--store",
+    "store_url",
+    required=True,
+    envvar="WEIGHTCAST_STORE",
+    show_envvar=True,
+    help="s3://bucket/prefix or file:///…",
+)
 @click.option("--run", "run", required=True, help="The run to collect.")
 @click.option("--keep-versions", type=click.IntRange(1), help="Keep this many of the newest sealed versions.")
 @click.option("--floor", type=click.IntRange(1), help="Keep this version and all after it.")

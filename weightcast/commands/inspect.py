@@ -36,8 +36,10 @@ _NARROW_WITHOUT = ("digest",)
 @click.command()
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="As given to the agent.")
-@click.option("--store", "store_url", envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
-@click.option("--run", envvar="WEIGHTCAST_RUN", help="The run to show.")
+@click.option(
+    "--store", "store_url", envvar="WEIGHTCAST_STORE", show_envvar=True, help="s3://bucket/prefix or file:///…"
+)
+@click.option("--run", envvar="WEIGHTCAST_RUN", show_envvar=True, help="The run to show.")
 @click.option("--version", type=click.IntRange(min=1), help="Show this version of the run.")
 @click.option("--rank", type=click.IntRange(min=0), help="Show the groups in this rank's shard of the version.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")

@@ -53,16 +53,29 @@ class _Options:
 
 
 @click.command()
-@click.option("--run", required=True, envvar="WEIGHTCAST_RUN", help="Name of the training run.")
-@click.option("--region", required=True, envvar="WEIGHTCAST_REGION", help="Region of this machine, as in eu-west.")
+@click.option("--run", required=True, envvar="WEIGHTCAST_RUN", show_envvar=True, help="Name of the training run.")
+@click.option(
+    "--region",
+    required=True,
+    envvar="WEIGHTCAST_REGION",
+    show_envvar=True,
+    help="Region of this machine, as in eu-west.",
+)
 @click.option("--model-dir", required=True, type=click.Path(file_okay=False, path_type=Path), help="Kept up to date.")
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
     help="Where logs and checkpoint lie: a disk, if the model directory is in memory.",
 )
-@click.option("--store", required=True, envvar="WEIGHTCAST_STORE", help="s3://bucket/prefix or file:///…")
-@click.option("--coordinator", envvar="WEIGHTCAST_COORDINATOR", help="Its address; without it the bucket is polled.")
+@click.option(
+    "--store", required=True, envvar="WEIGHTCAST_STORE", show_envvar=True, help="s3://bucket/prefix or file:///…"
+)
+@click.option(
+    "--coordinator",
+    envvar="WEIGHTCAST_COORDINATOR",
+    show_envvar=True,
+    help="Its address; without it the bucket is polled.",
+)
 @click.option("--include", multiple=True, help="Keep only tensors like this: a shell pattern, or re: and a regex.")
 @click.option(
     "--on-version",
@@ -70,7 +83,13 @@ class _Options:
     "write sh -c '…'.",
 )
 @click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves.")
-@click.option("--engine-timeout", default=600.0, show_default=True, type=Seconds(min=0, min_open=True))
+@click.option(
+    "--engine-timeout",
+    default=600.0,
+    show_default=True,
+    type=Seconds(min=0, min_open=True),
+    help="How long --on-version and --notify may take; after that the engine is told again until it answers.",
+)
 @click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
 @click.option("--poll-s", default=1.0, show_default=True, type=Seconds(min=0.01), help="Pause between looks.")
 @click.option(
@@ -138,6 +157,7 @@ async def _run(options: _Options) -> None:
         agent = Agent(replica, options.run, options.region, agent_id, client, engine, pace)
         if options.metrics_file is not None:
             opened.push_async_callback(_end, asyncio.create_task(_keep_metrics(options.metrics_file, replica)))
+        _LOG.info("%s follows run %r of %s (agent %s)", options.model_dir, options.run, options.store, agent_id)
         if options.once:
             await agent.step()
             await replica.checkpoint()

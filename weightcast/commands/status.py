@@ -28,6 +28,7 @@ _STYLES = {"sealed": "green", "aborted": "red", "undecided": "yellow"}
     default="http://127.0.0.1:8470",
     show_default=True,
     envvar="WEIGHTCAST_COORDINATOR",
+    show_envvar=True,
     help="Address of the coordinator.",
 )
 @click.option(

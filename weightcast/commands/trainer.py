@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from trainer_agent.checkpoint import open_checkpoint
+from trainer_agent.checkpoint import INDEX_FILE, open_checkpoint
 from trainer_agent.errors import InvalidPieces, PiecesChanged, PublicationFailed, Unreachable
 from trainer_agent.notes import Newest, Notes, done_before, notes_path, read_notes, write_notes
 from trainer_agent.publisher import Publisher
@@ -69,7 +69,10 @@ def command(
         signal.signal(number, lambda *_: stopping.set())
     watch = Watch(directory, marker, run, store, poll_s, stopping)
     watch.look_back()
-    click.echo(f"watching {directory}: {len(watch.done)} checkpoints are published already")
+    click.echo(
+        f"watching {directory}: {len(watch.done)} checkpoints are published already; one is complete once it has "
+        f"{marker or INDEX_FILE}"
+    )
     first = watch.wait_for_next()
     if first is None:
         return

@@ -19,8 +19,13 @@ from weight_store.store import Store
 
 @click.command()
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--store", "store_url", envvar="WEIGHTCAST_STORE", help="Compare with this bucket.")
-@click.option("--run", envvar="WEIGHTCAST_RUN", help="Without DIRECTORY: the run whose bucket objects are checked.")
+@click.option("--store", "store_url", envvar="WEIGHTCAST_STORE", show_envvar=True, help="Compare with this bucket.")
+@click.option(
+    "--run",
+    envvar="WEIGHTCAST_RUN",
+    show_envvar=True,
+    help="Without DIRECTORY: the run whose bucket objects are checked.",
+)
 @click.option("--version", type=click.IntRange(min=1), help="Without DIRECTORY: this version instead of the head.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
@@ -38,6 +43,8 @@ def command(
     engine at `weightcast gate` meets it; one that is started looks at everything.
     """
     if directory is not None:
+        if version is not None:
+            raise click.UsageError("a DIRECTORY holds one version: --version goes without it")
         verdict = asyncio.run(_directory(directory, store_url))
         _say_directory(directory, verdict, as_json)
         sys.exit(0 if verdict.good else 1)
