@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -37,15 +38,15 @@ def no_stale_memory() -> None:
 
 
 @pytest.fixture
-def small_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
-    """Mounts a filesystem in memory of a size like "12m", where that is permitted."""
+def small_tmpfs() -> Iterator[Callable[[str], Path]]:
+    """Mounts a filesystem in memory of a size like "12m", where that is permitted. Its path is short, for sockets."""
     mounted: list[Path] = []
 
     def mount(size: str) -> Path:
-        directory = tmp_path / f"tmpfs-{len(mounted)}"
-        directory.mkdir()
+        directory = Path(tempfile.mkdtemp(prefix="tmpfs-"))
         done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", directory], capture_output=True)
         if done.returncode:
+            directory.rmdir()
             pytest.skip("mounting a tmpfs is not permitted here")
         mounted.append(directory)
         return directory
@@ -53,6 +54,7 @@ def small_tmpfs(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     yield mount
     for directory in mounted:
         subprocess.run(["umount", "--lazy", directory], check=True)
+        directory.rmdir()
 
 
 @dataclass(frozen=True)

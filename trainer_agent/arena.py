@@ -24,6 +24,9 @@ DEFAULT_ROOT = Path("/dev/shm")  # noqa: S108 - the kernel's shared memory; the 
 MARGIN_BYTES = 16 << 20
 """Left free in ``/dev/shm``: offer, layout and state, and other users of it."""
 
+SOCKET_PATH_BYTES = 107
+"""The longest name of a socket (unix(7): 108 bytes with the NUL at its end)."""
+
 _PREFIX = "weightcast-"
 
 

@@ -147,8 +147,10 @@ class Link:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 connection.connect(str(self._socket_path))
-            except (FileNotFoundError, ConnectionRefusedError):
+            except OSError as error:
                 connection.close()
+                if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                    raise
                 time.sleep(0.02)
             else:
                 return connection

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from trainer_agent.arena import DEFAULT_ROOT, Arena
+from trainer_agent.arena import DEFAULT_ROOT, SOCKET_PATH_BYTES, Arena
 from trainer_agent.copying import SlotWriter
 from trainer_agent.desk import Desk
 from trainer_agent.errors import (
@@ -82,7 +82,7 @@ class Publisher:
         self._closed = False
         self._plan: CopyPlan | None = None
         self._writers: list[SlotWriter] = []
-        self._arena = Arena.create(Path(shm_dir or os.environ.get("WEIGHTCAST_SHM_DIR") or DEFAULT_ROOT))
+        self._arena = _make_arena(Path(shm_dir or os.environ.get("WEIGHTCAST_SHM_DIR") or DEFAULT_ROOT))
         self._desk = Desk(
             self._arena,
             Attach(
@@ -224,6 +224,18 @@ class Publisher:
     def _at_exit(self) -> None:
         with contextlib.suppress(KeyboardInterrupt):  # nobody is left to handle it
             self.close()
+
+
+def _make_arena(root: Path) -> Arena:
+    arena = Arena.create(root)
+    length = len(os.fsencode(arena.socket_path))
+    if length > SOCKET_PATH_BYTES:
+        arena.remove()
+        raise Misuse(
+            f"{root} is too long a path: the sidecar's socket in it would have a name of {length} bytes, and at most "
+            f"{SOCKET_PATH_BYTES} are possible; choose another shm_dir"
+        )
+    return arena
 
 
 def _count(step: object) -> int:

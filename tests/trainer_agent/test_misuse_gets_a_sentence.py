@@ -176,3 +176,11 @@ def test_what_no_checkpoint_can_hold_is_named(service, given, options, sentence)
         pytest.raises(InvalidPieces, match=sentence),
     ):
         publisher.publish(given, 0, **options)
+
+
+def test_shared_memory_too_deep_for_a_socket_is_named_at_once(service, tmp_path) -> None:
+    deep = tmp_path / ("d" * 60) / ("e" * 60)
+    deep.mkdir(parents=True)
+    with pytest.raises(Misuse, match=r"is too long a path: the sidecar's socket .* choose another shm_dir"):
+        Publisher(run="r", store=service.store_url, coordinator=service.url, shm_dir=deep)
+    assert not list(deep.iterdir())

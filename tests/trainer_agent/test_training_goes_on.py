@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -32,10 +33,11 @@ def wait_until(condition: Callable[[], object], seconds: float = 30) -> None:
 
 def uploading(bucket: Path) -> bool:
     """True while a shard is being written: some of its bytes are there, and no object yet."""
-    files = [path for path in bucket.rglob("*") if path.is_file()]
-    if any(path.suffix == ".shard" for path in files):
-        return False
-    return any(path.stat().st_size > 1 << 20 for path in files if path.exists())
+    sizes: dict[Path, int] = {}
+    for path in bucket.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            sizes[path] = path.stat().st_size
+    return not any(path.suffix == ".shard" for path in sizes) and max(sizes.values(), default=0) > 1 << 20
 
 
 def test_a_sidecar_killed_in_the_middle_of_uploads_is_replaced_and_the_version_seals(
