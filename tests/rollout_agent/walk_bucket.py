@@ -59,7 +59,7 @@ def _spoilt(data: bytes, what: str, chance: random.Random) -> bytes:
 async def go_round(walk: Walk) -> None:
     """A replica that runs into it, while the head moves on."""
     later = [version for version in walk.versions if version > walk.world.now]
-    if walk.spoilt and later:
+    if walk.spoilt and later and walk.open.telling is None:
         walk.no_faults()
         if walk.disk.inside is not None:
             walk.disk.leaves()

@@ -316,7 +316,8 @@ class Walk:
             if launch is owner:
                 continue
             await self._publish(launch)
-            errors = [rank.handles[-1].error for rank in launch.walkers]
+            # A rank that never heard of the run has none.
+            errors = [rank.handles[-1].error for rank in launch.walkers if rank.handles]
             codes = {"" if error is None else error.code for error in errors}
             # What began again counts its terms anew: a launch of the former run may be told of either.
             told = {"fenced", "publication-failed"} if launch.is_of_the_past else {"fenced"}
