@@ -224,17 +224,18 @@ def test_a_command_outlives_the_agent_that_ran_it(run: Fixed, tmp_path: Path) ->
         assert found == run.training.tensors(int(name.split("-")[1])), f"{name} is a mixture"
 
 
-class Silent:
-    """An engine that never answers until it does."""
+class Refuses:
+    """An engine that does not load, with some error, until it does."""
 
-    def __init__(self) -> None:
+    def __init__(self, error: type[EngineRefused] = EngineSilent, says: str = "no answer") -> None:
+        self.error, self.says = error, says
         self.told: list[int] = []
-        self.answers = False
+        self.confirms = False
 
     async def load(self, staged: Staged) -> None:
         self.told.append(staged.version)
-        if not self.answers:
-            raise EngineSilent("no answer")
+        if not self.confirms:
+            raise self.error(self.says)
 
 
 async def left_unanswered(training: Training, path: Path) -> None:
@@ -242,23 +243,9 @@ async def left_unanswered(training: Training, path: Path) -> None:
     await training.publish()
     async with await Replica.open(run="tiny", model_dir=path, store=training.store) as replica:
         with pytest.raises(EngineSilent):
-            await Agent(replica, "tiny", "eu-west", "a1", engine=Silent(), pace=QUICK).step()
+            await Agent(replica, "tiny", "eu-west", "a1", engine=Refuses(), pace=QUICK).step()
     training.step()
     await training.publish()
-
-
-class Refuses:
-    """An engine that says no, with some error, until it says yes."""
-
-    def __init__(self, error: type[EngineRefused]) -> None:
-        self.error = error
-        self.told: list[int] = []
-        self.confirms = False
-
-    async def load(self, staged: Staged) -> None:
-        self.told.append(staged.version)
-        if not self.confirms:
-            raise self.error("busy")
 
 
 async def test_an_engine_that_is_gone_is_not_waited_for(training: Training, tmp_path: Path) -> None:
@@ -266,21 +253,6 @@ async def test_an_engine_that_is_gone_is_not_waited_for(training: Training, tmp_
     async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
         await Agent(replica, "tiny", "eu-west", "a1", engine=Refuses(EngineAbsent), pace=QUICK).step()
         assert replica.position == training.position
-
-
-async def test_an_engine_that_was_silent_may_refuse_because_it_is_loading(training: Training, tmp_path: Path) -> None:
-    await left_unanswered(training, tmp_path)
-    engine = Refuses(EngineRefused)
-    async with (
-        await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica,
-        followed(Agent(replica, "tiny", "eu-west", "a1", engine=engine, pace=QUICK)) as agent,
-    ):
-        await until(lambda: len(engine.told) > 3)
-        assert (agent.status.state, replica.position) == ("failed", training.positions[1])
-        assert "version 1 stays until its engine confirms it or ends; told again it said: busy" in agent.status.error
-        engine.confirms = True
-        await until(lambda: replica.serving == training.position)
-    assert set(engine.told) == {1, 2}
 
 
 async def test_an_engine_that_refuses_at_once_is_not_waited_for(training: Training, tmp_path: Path) -> None:
@@ -294,17 +266,28 @@ async def test_an_engine_that_refuses_at_once_is_not_waited_for(training: Traini
         assert replica.position == training.position
 
 
-async def test_an_engine_that_is_silent_is_asked_until_it_answers(training: Training, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "says", "sentence"),
+    [
+        (EngineSilent, "no answer", "no answer"),
+        # Perhaps because it is loading.
+        (EngineRefused, "busy", "version 1 stays until its engine confirms it or ends; told again it said: busy"),
+    ],
+    ids=["silent", "refuses"],
+)
+async def test_an_engine_that_was_silent_is_asked_until_it_confirms(
+    training: Training, tmp_path: Path, error: type[EngineRefused], says: str, sentence: str
+) -> None:
     await left_unanswered(training, tmp_path)
-    engine = Silent()
+    engine = Refuses(error, says)
     async with (
         await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica,
         followed(Agent(replica, "tiny", "eu-west", "a1", engine=engine, pace=QUICK)) as agent,
     ):
         await until(lambda: len(engine.told) > 3)
         assert (agent.status.state, replica.position) == ("failed", training.positions[1])
-        assert "no answer" in agent.status.error
-        engine.answers = True
+        assert sentence in agent.status.error
+        engine.confirms = True
         await until(lambda: replica.serving == training.position)
     assert set(engine.told) == {1, 2}
 

@@ -8,22 +8,16 @@ from typing import Any
 import click
 import torch
 
+from weightcast.commands._options import run_option, store_option
+
 _DTYPES = {"keep": None, "bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 def publishing_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--run``, ``--store``, ``--coordinator``, ``--dtype`` and ``--full-every``."""
     options = (
-        click.option(
-            "--run", required=True, envvar="WEIGHTCAST_RUN", show_envvar=True, help="Name of the training run."
-        ),
-        click.option(
-            "--store",
-            required=True,
-            envvar="WEIGHTCAST_STORE",
-            show_envvar=True,
-            help="s3://bucket/prefix or file:///…",
-        ),
+        run_option(),
+        store_option("store"),
         click.option(
             "--coordinator",
             default="http://127.0.0.1:8470",

@@ -9,18 +9,12 @@ import click
 
 from coordinator.ambient import Settings
 from coordinator.server import ServerOptions, run
+from weightcast.commands._options import store_option
 from weightcast.commands._seconds import Seconds
 
 
 @click.command()
-@click.option(
-    "--store",
-    "store_url",
-    required=True,
-    envvar="WEIGHTCAST_STORE",
-    show_envvar=True,
-    help="s3://bucket/prefix or file:///…",
-)
+@store_option()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others must be asked for.")
 @click.option("--port", default=8470, show_default=True, type=click.IntRange(0, 65535), help="0 picks a free port.")
 @click.option(

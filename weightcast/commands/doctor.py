@@ -12,19 +12,13 @@ import click
 
 from weight_store.doctor import Diagnosis, Examination, Observations, diagnose
 from weight_store.s3_settings import MIB
+from weightcast.commands._options import store_option
 
 _MARKS = {"ok": ("ok", "green"), "warning": ("!!", "yellow"), "failed": ("no", "red")}
 
 
 @click.command()
-@click.option(
-    "--store",
-    "store_url",
-    required=True,
-    envvar="WEIGHTCAST_STORE",
-    show_envvar=True,
-    help="s3://bucket/prefix or file:///…",
-)
+@store_option()
 @click.option("--writers", default=8, show_default=True, type=click.IntRange(2, 64), help="Connections that race.")
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(1, 1000), help="Races of each kind.")
 @click.option(

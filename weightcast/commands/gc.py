@@ -15,6 +15,7 @@ import click
 from weight_store.gc import Collector, Report, Wish
 from weight_store.gc.plan import Verdict
 from weight_store.opening import open_store
+from weightcast.commands._options import store_option
 from weightcast.commands._sizes import in_bytes
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -36,14 +37,7 @@ class _Duration(click.ParamType[float]):
 
 
 @click.command()
-@click.option(
-    "--store",
-    "store_url",
-    required=True,
-    envvar="WEIGHTCAST_STORE",
-    show_envvar=True,
-    help="s3://bucket/prefix or file:///…",
-)
+@store_option()
 @click.option("--run", "run", required=True, help="The run to collect.")
 @click.option("--keep-versions", type=click.IntRange(1), help="Keep this many of the newest sealed versions.")
 @click.option("--floor", type=click.IntRange(1), help="Keep this version and all after it.")

@@ -23,6 +23,7 @@ from weight_store.layout import Group, PlacedPiece
 from weight_store.opening import open_store
 from weight_store.position import GENESIS
 from weight_store.reading import read_head
+from weightcast.commands._options import run_option, store_option
 from weightcast.commands._tables import WIDE, add_columns, make_console, make_table
 from weightcast.commands.verify import position_of
 
@@ -36,10 +37,8 @@ _NARROW_WITHOUT = ("digest",)
 @click.command()
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--state-dir", type=click.Path(file_okay=False, path_type=Path), help="As given to the agent.")
-@click.option(
-    "--store", "store_url", envvar="WEIGHTCAST_STORE", show_envvar=True, help="s3://bucket/prefix or file:///…"
-)
-@click.option("--run", envvar="WEIGHTCAST_RUN", show_envvar=True, help="The run to show.")
+@store_option(required=False)
+@run_option(required=False, text="The run to show.")
 @click.option("--version", type=click.IntRange(min=1), help="Show this version of the run.")
 @click.option("--rank", type=click.IntRange(min=0), help="Show the groups in this rank's shard of the version.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")

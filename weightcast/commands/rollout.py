@@ -26,6 +26,7 @@ from rollout_agent.selection import compile_patterns
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import check_run
 from weight_store.opening import check_reachable, open_store
+from weightcast.commands._options import run_option, store_option
 from weightcast.commands._seconds import Seconds
 
 _LOG = logging.getLogger(__name__)
@@ -53,7 +54,7 @@ class _Options:
 
 
 @click.command()
-@click.option("--run", required=True, envvar="WEIGHTCAST_RUN", show_envvar=True, help="Name of the training run.")
+@run_option()
 @click.option(
     "--region",
     required=True,
@@ -67,9 +68,7 @@ class _Options:
     type=click.Path(file_okay=False, path_type=Path),
     help="Where logs and checkpoint lie: a disk, if the model directory is in memory.",
 )
-@click.option(
-    "--store", required=True, envvar="WEIGHTCAST_STORE", show_envvar=True, help="s3://bucket/prefix or file:///…"
-)
+@store_option("store")
 @click.option(
     "--coordinator",
     envvar="WEIGHTCAST_COORDINATOR",

@@ -15,17 +15,13 @@ from weight_store.opening import open_store
 from weight_store.position import GENESIS, Position
 from weight_store.reading import read_head, read_manifest
 from weight_store.store import Store
+from weightcast.commands._options import run_option, store_option
 
 
 @click.command()
 @click.argument("directory", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--store", "store_url", envvar="WEIGHTCAST_STORE", show_envvar=True, help="Compare with this bucket.")
-@click.option(
-    "--run",
-    envvar="WEIGHTCAST_RUN",
-    show_envvar=True,
-    help="Without DIRECTORY: the run whose bucket objects are checked.",
-)
+@store_option(required=False, text="Compare with this bucket.")
+@run_option(required=False, text="Without DIRECTORY: the run whose bucket objects are checked.")
 @click.option("--version", type=click.IntRange(min=1), help="Without DIRECTORY: this version instead of the head.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def command(
