@@ -1,19 +1,21 @@
 """What a second core gains, by wall clock: pieces side by side, and one large piece whose chunks are.
 
-With one core the process is pinned to one (Linux). Memory is shared by the cores: what memcpy and XXH3 themselves gain
-from a second one is printed beside, and is about all that a coder at memory speed can gain. Pieces small enough to stay
-in the caches show what the coder gains where memory is not in the way. CPU time shows what two cores cost each other,
-and tells something even where the machine has other work.
+With one core the process is pinned to one (Linux). Each time on two cores is set against those on one just before and
+just after it, and the median of these ratios is reported: between the best times of a whole run lie other clock speeds
+and, on a virtual machine, other neighbours. Memory is shared by the cores: what memcpy and XXH3 themselves gain from a
+second one is printed beside. Pieces small enough to stay in the caches show what the coder gains where memory is not in
+the way. CPU time shows what two cores cost each other, and tells something even where the machine has other work.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,18 +37,20 @@ WANTED = 1.8
 
 @dataclass(frozen=True)
 class Row:
-    """One piece of work. Speeds are GB/s of BF16 bytes by wall clock."""
+    """One piece of work. Speeds are GB/s of BF16 bytes by wall clock; all but ``ratios`` are medians of the rounds."""
 
     name: str
     one_gbps: float
     two_gbps: float
+    ratios: tuple[float, float, float]
+    """How much faster two cores are: the quartiles of the rounds."""
     cpu_growth: float
     """CPU seconds on two cores over those on one, for the same work."""
 
     @property
     def ratio(self) -> float:
-        """How much faster two cores are."""
-        return self.two_gbps / self.one_gbps
+        """The median of ``ratios``."""
+        return self.ratios[1]
 
 
 def rows(rounds: int) -> Iterator[Row]:
@@ -55,12 +59,12 @@ def rows(rounds: int) -> Iterator[Row]:
     if len(cores) < 2:
         raise SystemExit("two cores are needed to compare one with two")
     with one_thread():
-        yield Row("memcpy", *speeds(copying(), cores, rounds))
-        yield Row("XXH3-128 of two arrays", *speeds(hashing(), cores, rounds))
+        yield compare("memcpy", copying(), cores, rounds)
+        yield compare("XXH3-128 of two arrays", hashing(), cores, rounds)
         for lr in (1e-7, 1e-6):
             drawn = iid.generate(lr, "BF16", COUNT, seed=3).pair
             for name, work in works(drawn.base, drawn.new).items():
-                yield Row(f"lr {lr:g}: {name}", *speeds(work, cores, rounds))
+                yield compare(f"lr {lr:g}: {name}", work, cores, rounds)
 
 
 def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
@@ -134,37 +138,48 @@ def on_all_cores(work: Callable[..., object], jobs: Sequence[object]) -> None:
         list(pool.map(work, jobs))
 
 
-def speeds(work: Callable[[], object], cores: Sequence[int], rounds: int) -> tuple[float, float, float]:
-    """GB/s with the first core and with both, and the growth of CPU time; the best of ``rounds`` taken in turns.
-
-    Threads inherit the pinning.
-    """
+def compare(name: str, work: Callable[[], object], cores: Sequence[int], rounds: int) -> Row:
+    """``work`` on one core, on both, and on one again, ``rounds`` times. Threads inherit the pinning."""
     allowed = os.sched_getaffinity(0)
-    best, cpu = [math.inf, math.inf], [math.inf, math.inf]
     try:
-        for _ in range(rounds):
-            for i, some in enumerate((cores[:1], cores)):
-                os.sched_setaffinity(0, some)
-                start, cpu_start = time.perf_counter(), time.process_time()
-                work()
-                best[i] = min(best[i], time.perf_counter() - start)
-                cpu[i] = min(cpu[i], time.process_time() - cpu_start)
+        found = [[timed(work, some) for some in (cores[:1], cores, cores[:1])] for _ in range(rounds + 1)][1:]
     finally:
         os.sched_setaffinity(0, allowed)
-    return 2 * COUNT / best[0] / 1e9, 2 * COUNT / best[1] / 1e9, cpu[1] / cpu[0]
+    one, two = ([round_[i].wall_s for round_ in found] for i in (0, 1))
+    ratios = [(before.wall_s + after.wall_s) / 2 / both.wall_s for before, both, after in found]
+    growth = [2 * both.cpu_s / (before.cpu_s + after.cpu_s) for before, both, after in found]
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
+    gigabytes = 2 * COUNT / 1e9
+    return Row(name, gigabytes / median(one), gigabytes / median(two), (low, middle, high), median(growth))
+
+
+class Times(NamedTuple):
+    """Of one call, in seconds."""
+
+    wall_s: float
+    cpu_s: float
+
+
+def timed(work: Callable[[], object], cores: Sequence[int]) -> Times:
+    """Run ``work`` on these cores."""
+    os.sched_setaffinity(0, cores)
+    start_s, cpu_s = time.perf_counter(), time.process_time()
+    work()
+    return Times(time.perf_counter() - start_s, time.process_time() - cpu_s)
 
 
 def table(measured: Sequence[Row]) -> str:
     """Markdown; ``measured`` begins with memcpy and XXH3."""
     copy, xxh3 = measured[:2]
     lines = [
-        "| work | one core GB/s | two cores GB/s | two to one | memcpy's | XXH3's | CPU time |",
+        "| work | one core GB/s | two cores GB/s | two to one (quartiles) | memcpy's | XXH3's | CPU time |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in measured:
         missed = f" MISSED (wanted {WANTED})" if row not in (copy, xxh3) and row.ratio < WANTED else ""
+        low, middle, high = row.ratios
         lines.append(
-            f"| {row.name} | {row.one_gbps:.2f} | {row.two_gbps:.2f} | {row.ratio:.2f}{missed}"
+            f"| {row.name} | {row.one_gbps:.2f} | {row.two_gbps:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}){missed}"
             f" | {copy.ratio:.2f} | {xxh3.ratio:.2f} | x {row.cpu_growth:.2f} |"
         )
     return "\n".join(lines)
