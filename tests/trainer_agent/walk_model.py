@@ -46,7 +46,9 @@ class WalkModel(Model):
         self.opened[opened.version] = self.bucket._loop.time(), opened
 
     def _gives_up(self, abort: Abort) -> None:
-        opened_s, _ = self.opened[abort.version]
+        opened_s, opened = self.opened.get(abort.version, (0.0, None))
+        if opened is None or opened.run_id != abort.run_id:
+            return  # decided while the run was being deleted
         after_s = self.bucket._loop.time() - opened_s
         if abort.reason == "expired" and not self.leapt and after_s < SETTINGS.expire_after_s / FASTEST:
             raise Violation(f"version {abort.version} expired {after_s:g} s after it was opened")
