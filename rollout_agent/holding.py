@@ -390,9 +390,11 @@ class Holding(Guarded):
         self.records.drop_older(saving.state, self.logs)
         return True
 
-    def fail_checkpoint(self, saving: Saving) -> None:
-        """Note that a step failed. Checkpoint and logs are as they were; files that failed to sync are suspect."""
+    def fail_checkpoint(self, saving: Saving) -> bool:
+        """Note that a step failed; checkpoint and logs stay. False if it was too late anyway: its files may be gone."""
         saving.drop()
-        if self.copies and self.files is saving.files:
+        in_time = self.files is saving.files
+        if self.copies and in_time:
             self.files = saving.files.model_copy(update={"checkpoint": ""})  # make another copy next time
         self._doubt_files()
+        return in_time

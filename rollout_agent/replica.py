@@ -301,8 +301,9 @@ class Replica:
                         return
             except (DiskError, DamagedFiles):
                 async with self._turn():
-                    await self._local(holding.fail_checkpoint, saving)
-                raise
+                    if await self._local(holding.fail_checkpoint, saving):
+                        raise
+                return
             finally:
                 saving.close()
             async with self._turn():

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
 import pytest
 
@@ -59,8 +60,10 @@ class SlowDisk(LocalDisk):
         super().copy(source, target, start, count)
 
 
-async def opened(training: Training, model: Path, state: Path, disk: LocalDisk | None = None) -> Replica:
-    return await Replica.open(run="tiny", model_dir=model, state_dir=state, store=training.store, disk=disk)
+async def opened(
+    training: Training, model: Path, state: Path, disk: LocalDisk | None = None, **options: Any
+) -> Replica:
+    return await Replica.open(run="tiny", model_dir=model, state_dir=state, store=training.store, disk=disk, **options)
 
 
 def recorded(model: Path, state: Path) -> Position | None:
@@ -137,6 +140,26 @@ async def test_it_is_tried_again(training: Training, memory: Path, state: Path) 
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_one_of_files_that_were_replaced_meanwhile_is_no_failure(
+    training: Training, memory: Path, state: Path, read_dir: ReadDir
+) -> None:
+    await training.publish()
+    some = sorted(training.weights)[:1]
+    async with await opened(training, memory, state, include=some) as replica:
+        await replica.catch_up()
+    disk = SlowDisk()
+    async with await opened(training, memory, state, disk, file_bytes=1000) as replica:
+        saving = asyncio.ensure_future(replica.checkpoint(force=True))
+        await until(lambda: disk.asked > 0)
+        await replica.catch_up()  # all tensors, in other files
+        disk.go.set()
+        await saving
+        assert recorded(memory, state) is None
+        await replica.checkpoint()
+    assert recorded(memory, state) == training.position
+    assert read_dir(memory) == training.tensors(1)
 
 
 async def test_stopping_waits_for_one_piece_only(training: Training, memory: Path, state: Path) -> None:
