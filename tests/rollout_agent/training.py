@@ -158,7 +158,11 @@ class Training:
         parent = (self.manifests[self.position.version], self.position) if self.position != GENESIS else None
         manifest = seal(opened, layout, receipts, parent)
         data = manifest.to_bytes()
-        await self.store.create(manifest_key(self.name, version), data)
+        try:
+            await self.store.create(manifest_key(self.name, version), data)
+        except PreconditionFailed:  # by a coordinator beside us, which had all receipts
+            found = await self.store.get(manifest_key(self.name, version), max_bytes=MAX_RECORD_BYTES)
+            manifest, data = Manifest.parse(found.data), found.data
         self.position = manifest.position(data)
         self.manifests[version] = manifest
         self.layouts[version] = sha256
