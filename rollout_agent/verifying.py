@@ -47,10 +47,20 @@ class Verdict:
         return self.findings.good
 
 
+def check_kept(places: Places) -> None:
+    """Raise ``NotWhole`` where no agent ever was: there is nothing to wait for."""
+    if not places.private.is_dir():
+        raise NotWhole(
+            f"no agent has kept weights in {places.model}: it has no {places.private.name}; name the --model-dir of "
+            "`weightcast rollout`"
+        )
+
+
 @contextmanager
 def _still(model_dir: Path) -> Iterator[tuple[Places, Whole, Content]]:
     """Hold a whole directory still and say what it should hold."""
     places = Places.of(model_dir)
+    check_kept(places)
     with gate.still(model_dir, timeout_s=_WAIT_S) as whole:
         content = checking.recorded(LocalDisk(), places, whole)
         if content is None:

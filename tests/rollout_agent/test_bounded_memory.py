@@ -70,7 +70,7 @@ def test_neither_a_full_nor_a_delta_takes_a_second_copy_of_the_model(tmp_path: P
     weights = {name: np.roll(block, number, axis=0) for number, (name, *_) in enumerate(SPECS)}
     training = Training(LocalStore(tmp_path / "bucket"), specs=SPECS, weights=weights, aliases={}, assets={})
     log, up = tmp_path / "agent.log", tmp_path / "metrics"
-    options = ["--model-dir", memory_dir / "model", "--state-dir", tmp_path / "state", "--poll-s", "0.05"]
+    options = ["--model-dir", memory_dir / "model", "--state-dir", tmp_path / "state", "--poll", "0.05"]
     options += ["--run", "tiny", "--region", "eu-west", "--store", f"file://{tmp_path}/bucket", "--metrics-file", up]
     with log.open("w") as output:
         command = [sys.executable, "-m", "weightcast", "rollout", *map(str, options)]

@@ -71,7 +71,7 @@ def until(condition: Callable[[], Any], log: Path) -> Any:
 
 
 def rollout(tmp_path: Path, *more: object) -> list[object]:
-    options = ["--run", "tiny", "--region", "eu-west", "--model-dir", tmp_path / "model", "--poll-s", 0.05]
+    options = ["--run", "tiny", "--region", "eu-west", "--model-dir", tmp_path / "model", "--poll", 0.05]
     return ["rollout", *options, "--store", f"file://{tmp_path}/bucket", *more]
 
 
@@ -240,6 +240,20 @@ def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Pat
     bad = weightcast("verify", "--store", store, "--run", "tiny")
     assert bad.returncode == 1
     assert shard.name in bad.stdout
+
+
+def test_once_is_done_only_when_the_engine_took_it(published: Training, tmp_path: Path) -> None:
+    done = weightcast(*rollout(tmp_path, "--once", "--on-version", "sh -c 'echo no room; false'"))
+    assert done.returncode == 1
+    assert "ended with status 1 for version 1: no room" in done.stderr
+    assert weightcast(*rollout(tmp_path, "--once", "--on-version", "true")).returncode == 0
+
+
+def test_once_is_not_done_where_there_is_no_version(tmp_path: Path) -> None:
+    Training(LocalStore(tmp_path / "bucket"))
+    done = weightcast(*rollout(tmp_path, "--once"))
+    assert done.returncode == 1
+    assert "'tiny'" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ class Fixed:
 
     @contextmanager
     def agent(self, *options: object) -> Iterator[subprocess.Popen[bytes]]:
-        where = ["--run", "tiny", "--region", "eu", "--model-dir", self.root / "model", "--poll-s", 0.05]
+        where = ["--run", "tiny", "--region", "eu", "--model-dir", self.root / "model", "--poll", 0.05]
         command = [sys.executable, "-m", "weightcast", "rollout", *where, "--store", f"file://{self.root}/bucket"]
         with (self.root / "log").open("ab") as log:
             process = subprocess.Popen([*map(str, command), *map(str, options)], cwd=ROOT, stderr=log)

@@ -18,6 +18,7 @@ from rollout_agent.gate import holds
 from rollout_agent.places import Places, log_version
 from rollout_agent.source import Source
 from rollout_agent.state import Owner, Serving, State, load
+from rollout_agent.verifying import check_kept
 from weight_store.chain import Hop
 from weight_store.layout import Group, PlacedPiece
 from weight_store.opening import open_store
@@ -70,6 +71,7 @@ def command(
 
 def _directory(directory: Path, state_dir: Path | None) -> tuple[Row, list[Row]]:
     disk, places = LocalDisk(), Places.of(directory, state_dir)
+    check_kept(places)
     owner, whole = load(disk, places.owner, Owner), holds(disk, places)
     state, serving = load(disk, places.checkpoint, State), load(disk, places.serving, Serving)
     if state is None:

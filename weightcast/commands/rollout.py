@@ -78,10 +78,10 @@ class _Options:
 @click.option("--include", multiple=True, help="Keep only tensors like this: a shell pattern, or re: and a regex.")
 @click.option(
     "--on-version",
-    help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves. No shell runs it: for ; | > "
-    "write sh -c '…'.",
+    help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves; another status: it does not, "
+    "and is told of the next version. No shell runs it: for ; | > write sh -c '…'.",
 )
-@click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves.")
+@click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves, as with --on-version.")
 @click.option(
     "--engine-timeout",
     default=600.0,
@@ -90,7 +90,9 @@ class _Options:
     help="How long --on-version and --notify may take; after that the engine is told again until it answers.",
 )
 @click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
-@click.option("--poll-s", default=1.0, show_default=True, type=Seconds(min=0.01), help="Pause between looks.")
+@click.option(
+    "--poll", "poll_s", default=1.0, show_default=True, type=Seconds(min=0.01), help="Seconds between two looks."
+)
 @click.option(
     "--scrub-every",
     default=86_400.0,
@@ -103,7 +105,7 @@ class _Options:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Keep counters of damage and repairs in this file, as Prometheus' node_exporter collects them.",
 )
-@click.option("--once", is_flag=True, help="Catch up, hand over, and end.")
+@click.option("--once", is_flag=True, help="Catch up, hand over, and end; exit status 0 only if that was done.")
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(**options: Any) -> None:
     """Keep a model directory on the policy of a run.
@@ -160,6 +162,8 @@ async def _run(options: _Options) -> None:
         if options.once:
             await agent.step()
             await replica.checkpoint()
+            if agent.status.error:
+                raise click.ClickException(agent.status.error)
         else:
             await agent.follow()
 

@@ -45,7 +45,9 @@ _SILENT_LOOKS = 30
     "which must be what the trainer writes last.",
 )
 @publishing_options
-@click.option("--poll", "poll_s", default=1.0, show_default=True, type=Seconds(min=0.05))
+@click.option(
+    "--poll", "poll_s", default=1.0, show_default=True, type=Seconds(min=0.05), help="Seconds between two looks."
+)
 def command(
     directory: Path,
     marker: str | None,
