@@ -84,6 +84,15 @@ def test_the_command_measures_a_folder_beside_synthetic_deltas(deltas: Path, tmp
     assert json.loads((tmp_path / "out" / "bench.json").read_text()) == found
 
 
+def test_cases_can_be_chosen(deltas: Path) -> None:
+    options = ["codec", "--data", str(deltas), "--weights", "3000", "--cpu-seconds", "0"]
+    done = CliRunner().invoke(command, [*options, "--json", "--case", "steady", "--case", "lr 3e-6,"])
+    names = [case["name"] for case in json.loads(done.stdout)["cases"]]
+    assert names == ["steady 1->2", "i.i.d. lr 3e-6, 1 MiB tensors and norms"]
+    done = CliRunner().invoke(command, [*options, "--case", "nothing like it"])
+    assert (done.exit_code, "no case has 'nothing like it' in its name" in done.output) == (2, True)
+
+
 def test_where_results_go_is_made_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object, **__: object) -> None:
         raise AssertionError("measured for nothing")

@@ -34,6 +34,7 @@ def command() -> None:
     metavar="BASE NEW",
     help="Two checkpoints of one model: safetensors files or Hugging Face directories.",
 )
+@click.option("--case", "wanted", multiple=True, help="Only cases with this in their names, as in 'lr 1e-6'.")
 @click.option("--most", default=1024, show_default=True, type=click.IntRange(min=1), help="MiB of --checkpoints.")
 @click.option("--weights", type=click.IntRange(min=1000), help="Weights of each synthetic delta.")
 @click.option("--cpu-seconds", default=0.4, show_default=True, type=Seconds(0, 60), help="To repeat each call for.")
@@ -44,6 +45,7 @@ def codec(
     data: Path | None,
     steps: tuple[int, ...],
     checkpoints: tuple[Path, Path] | None,
+    wanted: tuple[str, ...],
     most: int,
     weights: int | None,
     cpu_seconds: float,
@@ -63,6 +65,15 @@ def codec(
     from weightcast.measure.timing import Budget
 
     def chosen() -> Iterator[Case]:
+        found = False
+        for case in known():
+            if not wanted or any(text in case.name for text in wanted):
+                found = True
+                yield case
+        if not found:
+            raise click.UsageError(f"no case has {' or '.join(map(repr, wanted))} in its name")
+
+    def known() -> Iterator[Case]:
         if data is not None:
             yield from cases.delta_set(data, steps)
         if checkpoints is not None:

@@ -14,6 +14,8 @@ from weightcast.commands._trainer_options import dtype_of, publishing_options
 
 _START_TIMEOUT_S = 120.0
 """A coordinator that has not answered by then is not there."""
+_SILENT_S = 20.0
+"""Nobody is left to wonder for longer."""
 
 
 @click.command()
@@ -42,10 +44,21 @@ def command(
     ) as publisher:
         handle = publisher.publish(checkpoint, step, dtype=dtype_of(dtype))
         try:
-            handle.sealed(timeout)
+            _wait(handle, timeout)
         except TimeoutError as error:
             raise click.ClickException(f"{error}: look at the coordinator and at the store") from None
     click.echo(sealed_line(handle))
+
+
+def _wait(handle: Handle, timeout_s: float) -> None:
+    """Wait for the seal, and say after a while that it is waited for, and why."""
+    try:
+        handle.sealed(min(timeout_s, _SILENT_S))
+    except TimeoutError as error:
+        if timeout_s <= _SILENT_S:
+            raise
+        click.echo(f"{error}; waiting for {timeout_s:g} s in all (--timeout)", err=True)
+        handle.sealed(timeout_s - _SILENT_S)
 
 
 def sealed_line(handle: Handle) -> str:

@@ -82,6 +82,8 @@ class Show:
             numbers = (str(proof.tensors), f"{proof.compared_bytes:,}", str(len(proof.different)), str(count))
             table.add_row(proof.region, *numbers, result)
         self._console.print(table)
+        if all(proof.equal for proof in proofs):
+            self.say("Bit-exact: every region holds the trainer's weights, byte for byte.")
         for proof in proofs:
             for where in proof.different[:5]:
                 self.say(f"{proof.region}: {where} differs")
