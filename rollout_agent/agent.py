@@ -21,6 +21,7 @@ from coordinator.wire import AgentReport, ReplicaState
 from rollout_agent.announcing import Announcements
 from rollout_agent.engine import Engine, Staged
 from rollout_agent.errors import EngineAbsent, EngineLoading, EngineRefused, EngineSilent, RolloutError, RunError
+from rollout_agent.refusal import Refusal, times_refused
 from rollout_agent.replica import Replica
 from weight_store.errors import ObjectNotFound, WeightStoreError
 from weight_store.keys import head_key
@@ -41,6 +42,8 @@ class Pace:
     longest_retry_s: float = 30.0
     first_save_retry_s: float = 5.0
     longest_save_retry_s: float = 600.0
+    first_tell_again_s: float = 1.0
+    longest_tell_again_s: float = 60.0
     heartbeat_s: float = _TTL_S / 3
     watch_s: float = 1.0
     """Between two looks at whether somebody touched the files."""
@@ -56,6 +59,10 @@ class Pace:
     def save_retry_s(self, failures: int, draw: float) -> float:
         """The same for checkpoints, each of which may write the whole model."""
         return _growing(self.first_save_retry_s, self.longest_save_retry_s, failures) * (0.5 + draw / 2)
+
+    def tell_again_s(self, refusals: int, took_s: float, draw: float) -> float:
+        """Pause after ``refusals`` of one version; at least as long as the last one took, which held others up."""
+        return max(took_s, _growing(self.first_tell_again_s, self.longest_tell_again_s, refusals) * (0.5 + draw / 2))
 
     def scrub_pause_s(self, hashed_bytes: int, total_bytes: int) -> float:
         """Pause after hashing ``hashed_bytes`` of ``total_bytes`` (0: there is nothing to hash yet)."""
@@ -110,7 +117,7 @@ class Agent:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _untold: asyncio.Event = field(default_factory=asyncio.Event)
-    _refused: tuple[Position, str] | None = None
+    _refused: Refusal | None = None
     _noted: str = ""
     _upsets: int = 0
     """Those of the replica's upsets that are known here: an engine that refused a version before may take it now."""
@@ -189,7 +196,7 @@ class Agent:
             await self._hand_over(held)
 
     async def _hand_over(self, position: Position) -> None:
-        """Tell the engine, unless it serves this version or has refused it: then the next version tries again.
+        """Tell the engine, unless it serves this version or refused it just now.
 
         Raises ``EngineSilent`` if it does not answer.
         """
@@ -199,9 +206,9 @@ class Agent:
         self._upsets = self.replica.upsets
         serving, error = self.replica.serving, ""
         if self.engine is not None and (serving != position or self.replica.telling is not None):
-            if self._refused is None or self._refused[0] != position:
+            if not self._refuses(position):
                 serving = await self._load(position, self.engine)
-            error = self._refused[1] if self._refused is not None and self._refused[0] == position else ""
+            error = self._refused.error if self._refused is not None and self._refused.position == position else ""
         state: ReplicaState = "serving" if serving == position else "staged"
         self._say(state=state, staged=position, serving=serving, error=error)
 
@@ -209,7 +216,8 @@ class Agent:
         owing = self.replica.telling is not None
         inherit = await self.replica.tells(position)
         staged = Staged(self.run, position.version, self.replica.step or 0, Path(self.replica.model_dir), inherit)
-        self._refused = None
+        former, self._refused = self._refused, None
+        start_s = self.ambient.clock()
         try:
             await engine.load(staged)
         except EngineSilent as error:
@@ -219,12 +227,19 @@ class Agent:
                 # Perhaps because it is loading: what it was told before has no answer yet.
                 why = f"version {position.version} stays until its engine confirms it or ends"
                 raise EngineSilent(f"{why}; told again it said: {error}") from None
-            _LOG.warning("version %d stays staged: %s", position.version, error)
-            self._refused = (position, str(error))
+            times, now_s = times_refused(former, position), self.ambient.clock()
+            pause_s = self.pace.tell_again_s(times, now_s - start_s, self.ambient.draw())
+            _LOG.warning("version %d stays staged: %s; telling again in %.1f s", position.version, error, pause_s)
+            self._refused = Refusal(position, str(error), times, now_s + pause_s)
         else:
             self._confirm(position)
         self.replica.told()
         return self.replica.serving
+
+    def _refuses(self, position: Position) -> bool:
+        """Whether the engine has just refused ``position``."""
+        found = self._refused
+        return found is not None and found.position == position and found.stands(self.ambient.clock())
 
     def _confirm(self, position: Position) -> None:
         if self.replica.upsets != self._upsets or self.replica.position != position:
@@ -331,10 +346,10 @@ class Agent:
                     self._say(error=str(error))
 
     def _is_untold(self, position: Position) -> bool:
-        """Whether the engine should load ``position``, which it does not serve and has not refused as it is."""
+        """Whether the engine should load ``position``, which it does not serve and has not just refused as it is."""
         if self.engine is None or self.replica.serving == position or self.replica.telling is not None:
             return False  # one that owes an answer is asked again before the next version is
-        return self.replica.upsets != self._upsets or self._refused is None or self._refused[0] != position
+        return self.replica.upsets != self._upsets or not self._refuses(position)
 
     # ---- reports
 

@@ -1,4 +1,4 @@
-"""The loop: announcements are hints, heartbeats never matter, refusals are retried on the next version."""
+"""The loop: announcements are hints, heartbeats never matter, an engine that refuses is told again."""
 
 # ruff: noqa: ASYNC110 - waiting for other tasks is what these tests do
 
@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,12 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def following(training: Training, path: Path, engine: Any = None, client: Any = None) -> AsyncIterator[Agent]:
+async def following(
+    training: Training, path: Path, engine: Any = None, client: Any = None, pace: Pace = QUICK
+) -> AsyncIterator[Agent]:
     async with (
         await Replica.open(run="tiny", model_dir=path, store=training.store) as replica,
-        followed(Agent(replica, "tiny", "eu-west", "a1", client, engine, QUICK)) as agent,
+        followed(Agent(replica, "tiny", "eu-west", "a1", client, engine, pace)) as agent,
     ):
         yield agent
 
@@ -111,10 +114,29 @@ async def test_a_restarted_agent_does_not_make_the_engine_load_again(training: T
         assert engine.told == expected
 
 
+async def test_an_engine_that_starts_later_is_told_again(training: Training, tmp_path: Path) -> None:
+    """No newer version has to come first: the last one of a run may be the one that was refused."""
+    engine = Recorder(1)
+    await training.publish()
+    async with following(training, tmp_path, engine, pace=replace(QUICK, first_tell_again_s=0.02)) as agent:
+        await until(lambda: agent.status.error == "no to 1")
+        await until(lambda: len(engine.told) > 2)
+        engine.refuses.clear()
+        await until(lambda: agent.status.serving == training.position)
+        assert agent.status.error == ""
+    assert set(engine.told) == {1}
+
+
+def test_the_longer_it_refuses_the_more_seldom_it_is_told() -> None:
+    pace = Pace(first_tell_again_s=1.0, longest_tell_again_s=60.0)
+    assert [pace.tell_again_s(times, 0.0, draw=1.0) for times in (1, 2, 3, 9)] == [1.0, 2.0, 4.0, 60.0]
+    assert pace.tell_again_s(1, took_s=300.0, draw=0.0) == 300.0
+
+
 async def test_a_refused_version_stays_staged_and_the_next_one_is_tried(training: Training, tmp_path: Path) -> None:
     engine = Recorder(2)
     await training.publish()
-    async with following(training, tmp_path, engine) as agent:
+    async with following(training, tmp_path, engine, pace=replace(QUICK, first_tell_again_s=3600)) as agent:
         await until(lambda: agent.status.state == "serving")
         training.step()
         await training.publish()

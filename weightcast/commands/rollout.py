@@ -79,7 +79,7 @@ class _Options:
 @click.option(
     "--on-version",
     help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves; another status: it does not, "
-    "and is told of the next version. No shell runs it: for ; | > write sh -c '…'.",
+    "and is told again. No shell runs it: for ; | > write sh -c '…'.",
 )
 @click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves, as with --on-version.")
 @click.option(
