@@ -105,6 +105,7 @@ class Question:
     async def ask(self) -> None:
         """Ask, and look at the answer."""
         loop, launch, handle = self.walk.world.loop, self.launch, self.handle
+        await launch.process.turn()  # it may sleep by now
         asked_s, pauses, gone = loop.time(), launch.pauses, launch.is_of_the_past
         call = lambda: handle.serving(self.regions, self.quorum, self.timeout_s)  # noqa: E731
         try:
@@ -116,7 +117,7 @@ class Question:
             self.done = True
         took_s = loop.time() - asked_s
         if took_s > self.timeout_s + LATE_S and launch.pauses == pauses:
-            self.walk.world.violation(f"{self.rank.node} waited {took_s:g} s for {self}")
+            self.walk.world.violation(f"{self.rank.node} waited {took_s:g} s to learn who serves {handle}")
         if self.answer and (gone or not launch.is_of_the_past):
             self._check(loop.time(), gone)
 
