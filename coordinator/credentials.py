@@ -21,12 +21,6 @@ from coordinator.errors import BadRequest, TokenFileRefused
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
 """RFC 6750, 2.1: what may follow ``Bearer``; another issuer's tokens (behind a proxy) are as good as ours."""
 _MAX_FILE_BYTES = 8 << 10
-_TOKENS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
-
-
-def without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` less what holds or names a token: what programs of others that we start have no use for."""
-    return {name: value for name, value in environment.items() if name not in _TOKENS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
-"""A command that no shell runs, and what in it only a shell would understand. Pure."""
+"""A command that no shell runs: its words, what in it only a shell would understand, its environment. Pure."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from rollout_agent.errors import EngineRefused
 
+_TOKENS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 _IN_QUOTES = re.compile(r"\$\(|`")
 _OUTSIDE = re.compile(r"&&|\|\||[;|<>`]|\$\(|(?<!\S)&(?!\S)")
@@ -28,6 +30,11 @@ def split_command(command: str) -> list[str]:
             f"write sh -c '…' around it, or '{operator}' in single quotes if it is a plain argument"
         )
     return words
+
+
+def without_token(environment: Mapping[str, str]) -> dict[str, str]:
+    """``environment`` less what holds or names a token: what programs of others that we start have no use for."""
+    return {name: value for name, value in environment.items() if name not in _TOKENS}
 
 
 def _operator(command: str, *, shell: bool) -> str | None:

@@ -20,14 +20,12 @@ from typing import Protocol
 
 import httpx
 
-from rollout_agent.commandline import split_command
+from rollout_agent.commandline import split_command, without_token
 from rollout_agent.errors import EngineAbsent, EngineRefused, EngineSilent
 
 _LOG = logging.getLogger(__name__)
 
 _TAIL_BYTES = 400
-_SECRETS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
-"""Variables of the agent that its engine has no use for."""
 _FROM_PROXIES = frozenset({502, 504})
 """What a proxy says when the one behind it has not answered."""
 
@@ -77,7 +75,7 @@ class CommandEngine:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=staged.inherit,
-                env={name: value for name, value in os.environ.items() if name not in _SECRETS},
+                env=without_token(os.environ),
             )
         except OSError as error:
             raise EngineRefused(f"{argv[0]} could not be started: {error.strerror}") from None

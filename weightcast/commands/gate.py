@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from coordinator.credentials import without_token
+from rollout_agent.commandline import without_token
 from rollout_agent.errors import EngineRefused
 from rollout_agent.gate import held
 from weightcast.commands._seconds import Seconds
