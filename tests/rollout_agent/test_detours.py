@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_agent.detours import cheapest_start
+from rollout_agent.detours import cheapest_start, leads_on
 from rollout_agent.errors import DamagedObject
 from rollout_agent.replica import Replica
 from tests.rollout_agent.training import Training
@@ -93,3 +93,15 @@ async def test_there_is_none_past_a_delta_that_no_full_follows(training: Trainin
                 await replica.catch_up()
         assert replica.position == training.positions[1]
         assert replica.fetched_bytes - fetched < training.manifests[1].payload_bytes, "a full is of no use"
+
+
+async def test_another_way_is_one_of_later_objects_alone(training: Training) -> None:
+    await publish(training, 0.0)
+    await publish(training, 0.01)
+    held = training.positions[1]
+    assert not leads_on(held, training.manifests[2], training.positions[2]), "the full is of what is held"
+    await training.extra_full(2)
+    await publish(training, 0.01)
+    assert leads_on(held, training.manifests[3], training.positions[3])
+    elsewhere = Position(version=1, sha256="0" * 64)
+    assert not leads_on(elsewhere, training.manifests[3], training.positions[3]), "no delta leads on from there"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from codec import Change
@@ -43,6 +43,7 @@ def spec(rows: list[tuple[str, tuple[int, ...], str]]) -> tuple[tuple[str, str, 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TENSORS, st.integers(1, 3), st.integers(0, 2**32 - 1))
+@example([("BF16", (4,), "all"), ("BF16", (4, 4), "cols"), ("BF16", (4, 4), "1")], 2, 0)  # columns right behind a range
 def test_groups_gather_and_scatter_as_numpy_slices_do(
     rows: list[tuple[str, tuple[int, ...], str]], world: int, seed: int
 ) -> None:
