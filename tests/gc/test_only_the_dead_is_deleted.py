@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -17,12 +17,13 @@ from weight_store.keys import (
     open_key,
     parse_key,
     receipt_key,
+    shard_key,
     sign_key,
 )
 from weight_store.memory import MemoryStore
 from weight_store.position import Position
 from weight_store.reading import read_head
-from weight_store.store import Store
+from weight_store.store import Store, UnfinishedUpload
 from weight_store.version import Open
 
 MakeBucket = Callable[[Store], Bucket]
@@ -160,6 +161,41 @@ async def test_an_unfinished_full_goes_once_a_newer_one_is_visible(bucket: Bucke
     report = await collected(bucket)
     assert {verdict.key for verdict in report.doomed} == {abandoned, pending}
     await bucket.check_reachable(floor=1)
+
+
+class Begun(MemoryStore):
+    """A store with uploads that were begun and not finished."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.uploads: list[UnfinishedUpload] = []
+
+    async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        for upload in [upload for upload in self.uploads if upload.key.startswith(prefix)]:
+            yield upload
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self.uploads.remove(upload)
+
+
+async def test_an_upload_goes_once_nobody_can_need_what_it_sends(make_bucket: MakeBucket, clock: Clock) -> None:
+    store = Begun(clock)
+    bucket = make_bucket(store)
+    await bucket.publish(3)
+    await bucket.training.extra_full(2)
+    await bucket.publish(1)
+    await bucket.abort(await bucket.open(5))
+    await bucket.open(6)
+    gone = [shard_key(RUN, version, 0, "d" * 16, extra_full=True) for version in (1, 2)]
+    gone += [shard_key(RUN, version, 0, "d" * 16) for version in (4, 5)]
+    kept = [shard_key(RUN, version, 0, "d" * 16) for version in (6, 7)]
+    kept += [shard_key(RUN, 3, 0, "d" * 16, extra_full=True), manifest_key(RUN, 4), f"{RUN}/notes.txt"]
+    store.uploads = [UnfinishedUpload(key, "begun", clock.now_s) for key in gone + kept]
+    assert (await collected(bucket, later_s=HOUR - 60)).doomed == []
+    report = await collected(bucket, later_s=60)
+    assert [verdict.key for verdict in report.doomed if verdict.upload] == gone
+    assert [upload.key for upload in store.uploads] == kept
+    assert why(report, shard_key(RUN, 3, 0, "d" * 16, extra_full=True))[1].startswith("perhaps still being sent")
 
 
 async def test_offers_of_past_terms_go(bucket: Bucket) -> None:

@@ -76,6 +76,31 @@ async def test_a_target_that_cannot_be_read_holds_the_floor(bucket: Bucket) -> N
     assert (await bucket.control()).floor == 0
 
 
+async def test_a_target_that_the_links_do_not_lead_to_holds_the_floor(bucket: Bucket) -> None:
+    """70 versions, so that the head's manifest names only the newest; the next manifest on the way is damaged."""
+    await with_full(bucket, full=67, head=70)
+    oldest = bucket.training.manifests[70].chain[0].version
+    await bucket.aim(**{"eu-west": oldest - 1})
+    lost = await bucket.store.get(manifest_key(RUN, oldest), max_bytes=1 << 20)
+    await bucket.store.replace(manifest_key(RUN, oldest), b"rot", etag=lost.etag)
+    with pytest.raises(StoreRefused, match=f"run version {oldest - 1}.*the parent links end at version {oldest}"):
+        await bucket.collector().collect(Wish(keep_versions=1))
+    assert (await bucket.control()).floor == 0
+
+
+async def test_a_target_that_was_given_up_holds_nothing(bucket: Bucket) -> None:
+    await bucket.publish(2)
+    await bucket.abort(await bucket.open(3))
+    bucket.training.aborted = 1
+    await bucket.publish(1)
+    bucket.training.aborted = 0
+    await bucket.training.extra_full(2)
+    await bucket.publish(1)
+    await bucket.aim(**{"eu-west": 3})
+    report = await bucket.collector().collect(Wish(keep_versions=1))
+    assert (report.floor.after, report.floor.limited_by) == (2, "the newest full is version 2")
+
+
 async def test_the_floor_is_never_lowered(bucket: Bucket) -> None:
     await with_full(bucket, full=5, head=8)
     await bucket.collector().collect(Wish(floor=5))
