@@ -162,6 +162,28 @@ async def test_one_of_files_that_were_replaced_meanwhile_is_no_failure(
     assert read_dir(memory) == training.tensors(1)
 
 
+@pytest.mark.parametrize("at", [20, -1], ids=["head", "weights"])
+async def test_one_of_files_that_were_found_wrong_meanwhile_does_not_count(
+    training: Training, memory: Path, state: Path, at: int
+) -> None:
+    disk = SlowDisk()
+    await training.publish()
+    async with await opened(training, memory, state, disk) as replica:
+        await replica.catch_up()
+        saving = asyncio.ensure_future(replica.checkpoint())
+        await until(lambda: disk.asked > 0)
+        path = min(memory.glob("*.safetensors"))
+        data = bytearray(path.read_bytes())
+        data[at] ^= 1
+        path.write_bytes(data)
+        assert await replica.check()
+        disk.go.set()
+        await saving
+        assert recorded(memory, state) is None, "what was copied may be what was wrong"
+        await replica.checkpoint()
+    assert recorded(memory, state) == training.position
+
+
 async def test_stopping_waits_for_one_piece_only(training: Training, memory: Path, state: Path) -> None:
     disk = SlowDisk()
     await training.publish()
