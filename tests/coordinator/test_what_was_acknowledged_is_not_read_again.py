@@ -59,6 +59,18 @@ async def test_a_version_is_opened_and_sealed_in_few_requests(place: Any) -> Non
     assert (await read_head(place.store, "demo"))[0].position == sealed.position
 
 
+async def test_what_was_given_up_is_not_read_again(job: Any, place: Any) -> None:
+    """Nor by a coordinator that did not write it: a job may give up many numbers before it seals one."""
+    for step in range(3):
+        opened = await job.open(step=step, ordinal=step)
+        await job.client.withdraw("demo", opened.version, 0, WithdrawalReport(term=1, code="code", sentence="sentence"))
+    elsewhere = await place.node(store := Counting(place.store))
+    await elsewhere.client.head("demo")
+    store.requests.clear()
+    await elsewhere.client.head("demo")
+    assert store.requests == ["get head", "get open"]
+
+
 async def test_what_a_write_led_to_is_what_a_reading_finds(
     place: Any, node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

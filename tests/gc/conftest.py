@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from weight_store.memory import MemoryStore
 from weight_store.reading import fetch_groups, read_head, read_layout, read_manifest, read_receipt
 from weight_store.receipt import group_ranges
 from weight_store.records import MAX_RECORD_BYTES
-from weight_store.store import Store
+from weight_store.store import Store, UnfinishedUpload
 from weight_store.version import Abort, Open
 
 RUN = "tiny"
@@ -38,6 +38,21 @@ class Clock:
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now_s += seconds
+
+
+class Begun(MemoryStore):
+    """A store with uploads that were begun and not finished."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock=clock)
+        self.uploads: list[UnfinishedUpload] = []
+
+    async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
+        for upload in [upload for upload in self.uploads if upload.key.startswith(prefix)]:
+            yield upload
+
+    async def abort_upload(self, upload: UnfinishedUpload) -> None:
+        self.uploads.remove(upload)
 
 
 class Bucket:

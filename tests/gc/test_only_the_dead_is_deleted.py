@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
-from tests.gc.conftest import HOUR, RUN, Bucket, Clock
+from tests.gc.conftest import HOUR, RUN, Begun, Bucket, Clock
 from weight_store.gc import Report, Wish
 from weight_store.gc.evidence import Line
 from weight_store.keys import (
@@ -161,21 +161,6 @@ async def test_an_unfinished_full_goes_once_a_newer_one_is_visible(bucket: Bucke
     report = await collected(bucket)
     assert {verdict.key for verdict in report.doomed} == {abandoned, pending}
     await bucket.check_reachable(floor=1)
-
-
-class Begun(MemoryStore):
-    """A store with uploads that were begun and not finished."""
-
-    def __init__(self, clock: Clock) -> None:
-        super().__init__(clock=clock)
-        self.uploads: list[UnfinishedUpload] = []
-
-    async def list_uploads(self, prefix: str) -> AsyncIterator[UnfinishedUpload]:
-        for upload in [upload for upload in self.uploads if upload.key.startswith(prefix)]:
-            yield upload
-
-    async def abort_upload(self, upload: UnfinishedUpload) -> None:
-        self.uploads.remove(upload)
 
 
 async def test_an_upload_goes_once_nobody_can_need_what_it_sends(make_bucket: MakeBucket, clock: Clock) -> None:

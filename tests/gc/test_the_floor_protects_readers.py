@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.replica import Replica
-from tests.gc.conftest import HOUR, RUN, Bucket, Clock
+from tests.gc.conftest import HOUR, RUN, Begun, Bucket, Clock
 from weight_store.control import Control
 from weight_store.errors import FormatError, ObjectNotFound, StoreRefused
 from weight_store.gc import Wish
 from weight_store.gc.floor import wanted_floor
-from weight_store.keys import control_key, manifest_key
+from weight_store.head import Head
+from weight_store.keys import control_key, head_key, manifest_key
 from weight_store.memory import MemoryStore
-from weight_store.store import Blob, Entry, Store
+from weight_store.position import GENESIS
+from weight_store.store import Blob, Entry, Store, UnfinishedUpload
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 
@@ -53,6 +55,19 @@ async def test_without_a_newer_full_nothing_goes(bucket: Bucket) -> None:
     report = await bucket.collector().collect(Wish(keep_versions=1))
     assert report.floor.after == 1
     assert await bucket.keys() - {control_key(RUN)} == before
+
+
+async def test_a_run_without_a_version_has_no_floor_yet(bucket: Bucket) -> None:
+    head = Head(run_id=bucket.training.run_id, term=1, launch="first", position=GENESIS, write_id=bucket.nonce())
+    await bucket.store.create(head_key(RUN), head.to_bytes())
+    await bucket.open(1)
+    await bucket.shard(1)
+    before = await bucket.keys()
+    bucket.clock.now_s += HOUR
+    for wish, limited_by in ((Wish(), ""), (Wish(floor=1), "the run has no version yet")):
+        report = await bucket.collector().collect(wish)
+        assert (report.floor.after, report.floor.limited_by, report.doomed) == (0, limited_by, [])
+    assert await bucket.keys() == before
 
 
 async def test_a_region_keeps_what_it_is_told_to_run(bucket: Bucket) -> None:
@@ -288,15 +303,21 @@ async def test_a_floor_below_which_nothing_lies_needs_no_wait(bucket: Bucket, cl
     assert clock.now_s - before_s >= HOUR
 
 
-async def test_what_killed_tools_left_is_removed_and_what_works_is_not(bucket: Bucket, clock: Clock) -> None:
+async def test_what_killed_tools_left_is_removed_and_what_works_is_not(
+    make_bucket: Callable[[Store], Bucket], clock: Clock
+) -> None:
+    bucket = make_bucket(store := Begun(clock))
     await bucket.publish(1)
     for place in ("_gc/", "_doctor/"):
-        await bucket.store.create(f"{place}killed/races/1", b"")
+        await store.create(f"{place}killed/races/1", b"")
+    store.uploads = [UnfinishedUpload("_doctor/killed/parts", "killed", clock.now_s)]
     clock.now_s += 2 * HOUR
     for place in ("_gc/", "_doctor/"):
-        await bucket.store.create(f"{place}at-work", b"")
+        await store.create(f"{place}at-work", b"")
+    store.uploads.append(UnfinishedUpload("_doctor/at-work", "working", clock.now_s))
     await bucket.collector(min_age_s=1.0).collect(Wish())
     assert await bucket.keys("_") == {"_gc/at-work", "_doctor/at-work"}
+    assert [upload.upload_id for upload in store.uploads] == ["working"]
 
 
 async def test_who_may_not_look_after_other_tools_still_collects(bucket: Bucket, clock: Clock) -> None:

@@ -137,7 +137,7 @@ class Collector:
 
     def _aged(self, look: _Look) -> bool:
         control = look.control.control
-        return control is None or control.floor in (0, look.facts.floor)
+        return control is None or control.floor == look.facts.floor
 
     async def _aged_look(self, wish: Wish) -> _Look:
         """Look again once the floor has aged. Looks at the control object alone while it waits."""
