@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from coordinator.errors import CoordinatorUnreachable
 from tests.weight_store.conftest import Canned
 from trainer_agent.signs import Decided, Movement, giving_signs
 from weight_store.errors import StoreUnavailable
@@ -129,6 +130,27 @@ async def test_nothing_is_signed_when_nothing_gets_further() -> None:
 
     assert await giving_signs(work(), movement, pace.sign, pace.sleep) == "done"
     assert pace.signed == 0
+
+
+async def test_a_sign_that_does_not_arrive_is_given_again_and_ends_nothing() -> None:
+    movement, pace = Movement(), Pace(undecided=1000)
+    given: list[int] = []
+
+    async def sign() -> bool:
+        given.append(movement.count)
+        if len(given) == 1:
+            raise CoordinatorUnreachable("no answer")
+        return await pace.sign()
+
+    async def work() -> str:
+        await asyncio.sleep(0)
+        movement.applied(1, 1)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return "done"
+
+    assert await giving_signs(work(), movement, sign, pace.sleep) == "done"
+    assert given == [1, 1]
 
 
 async def test_what_the_work_raises_is_raised() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 
+import pytest
 import torch
 
 from trainer_agent import Piece, Publisher
+from trainer_agent.shard import BlockHasher
 
 
 def test_each_version_is_rebuilt_bit_for_bit_and_all_but_the_first_are_deltas(
@@ -108,3 +111,17 @@ def test_a_full_is_added_in_the_background_and_becomes_the_newest(service, make_
             time.sleep(0.05)
     assert found.manifest.full_version in (3, 6, 9)
     assert len(found.manifest.extra_full) == 1
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 9, 24])
+@pytest.mark.parametrize("step", [1, 3, 8, 24])
+def test_every_block_of_a_shard_has_its_digest_the_last_may_be_short(
+    monkeypatch: pytest.MonkeyPatch, size: int, step: int
+) -> None:
+    monkeypatch.setattr("trainer_agent.shard.BLOCK_BYTES", 8)
+    data, hasher = bytes(range(size)), BlockHasher()
+    for start in range(0, size, step):
+        hasher.feed(data[start : start + step])
+    blocks = [data[start : start + 8] for start in range(0, size, 8)]
+    assert hasher.finish() == "".join(hashlib.sha256(block).hexdigest() for block in blocks)
+    assert hasher.total == size
