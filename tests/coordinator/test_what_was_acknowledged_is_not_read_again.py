@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator import decisions
+from coordinator.ambient import Settings
 from coordinator.decisions import CreateOpen, CreateRegister, ReplaceHead, Slot, View
 from coordinator.errors import CoordinatorError
 from coordinator.wire import WithdrawalReport
@@ -69,6 +70,41 @@ async def test_what_was_given_up_is_not_read_again(job: Any, place: Any) -> None
     store.requests.clear()
     await elsewhere.client.head("demo")
     assert store.requests == ["get head", "get open"]
+
+
+async def test_a_run_in_which_nothing_happens_is_looked_at_seldom(place: Any) -> None:
+    node = await place.node(store := Counting(place.store))
+    job = await place.job(node).start()
+    await job.publish(step=1)
+
+    async def looks() -> int:
+        found = 0
+        for _ in range(120):
+            place.clock.advance(1)
+            store.requests.clear()
+            await node.tick()
+            found += "get head" in store.requests
+        return found
+
+    place.clock.advance(30)  # since somebody asked last
+    assert await looks() == 2
+    await job.open(step=2)
+    assert await looks() == 120
+
+
+async def test_receipts_that_nobody_reported_are_looked_for_a_few_at_a_time(place: Any) -> None:
+    job = await place.job(await place.node(), world_size=5).start()
+    opened = await job.open(step=1)
+    other = await place.node(store := Counting(place.store), Settings(max_probes=2))
+    for _ in range(4):
+        store.requests.clear()
+        await other.tick()
+        assert store.requests.count("get receipt") == 2
+    for rank in (3, 4):
+        await job.write_receipt(opened, rank)
+    for _ in range(3):
+        await other.tick()
+    assert (await other.client.version("demo", 1)).missing == (0, 1, 2)
 
 
 async def test_what_a_write_led_to_is_what_a_reading_finds(
