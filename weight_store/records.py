@@ -154,9 +154,6 @@ def unpack(data: bytes, *, key: str = "") -> bytes:
     try:
         if zstandard.frame_content_size(frame) != raw_bytes:
             raise FormatError(f"{key or 'object'} is corrupt: its two lengths differ")
-        raw = zstandard.ZstdDecompressor().decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
+        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=raw_bytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise FormatError(f"{key or 'object'} is corrupt: {error}") from None
-    if len(raw) != raw_bytes:
-        raise FormatError(f"{key or 'object'} is corrupt: {len(raw)} bytes instead of {raw_bytes}")
-    return raw

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from fastapi import FastAPI
 
 from coordinator import tokens
-from coordinator.access import OPEN, ROUTES, Scope, check_local, needed
+from coordinator.access import OPEN, ROUTES, Scope, check, check_local, needed
 from coordinator.app import create_app
 from coordinator.client import CoordinatorClient, Credentials
 from coordinator.errors import (
@@ -127,6 +127,14 @@ async def test_each_route_takes_its_scope(method: str, template: str, app: FastA
             else:
                 assert (answer.status_code, answer.json()["code"]) == (403, "scope-missing")
                 assert f"takes a token with the scope {scope}" in answer.json()["detail"]
+
+
+def test_a_token_with_several_scopes_may_be_used_for_each_of_them() -> None:
+    held = [Scope.ROLLOUT, Scope.TRAINER]
+    for scope in (*held, Scope.VIEWER):
+        check(scope, held)
+    with pytest.raises(ScopeMissing, match="this one has rollout, trainer"):
+        check(Scope.ADMIN, held)
 
 
 @pytest.mark.parametrize(("method", "template"), [key for key, scope in ROUTES.items() if scope is OPEN])

@@ -67,6 +67,11 @@ async def test_requests_that_cannot_be(http: httpx.AsyncClient, method: str, pat
     check_problem(await http.request(method, path), status, code)
 
 
+@pytest.mark.parametrize(("path", "methods"), [("/v1/runs", "GET"), ("/v1/runs/demo/versions", "GET, POST")])
+async def test_a_wrong_method_is_told_the_right_ones(http: httpx.AsyncClient, path: str, methods: str) -> None:
+    assert (await http.patch(path)).headers["allow"] == methods
+
+
 @pytest.mark.parametrize(
     "body",
     [

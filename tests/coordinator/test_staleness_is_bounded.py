@@ -11,6 +11,7 @@ from coordinator import registry
 from coordinator.ambient import Settings
 from coordinator.errors import Refused, TooBusy, UnknownRun, UnknownVersion, VersionAborted, WrongRun
 from coordinator.fleet import Room, reached
+from coordinator.waking import Broadcast
 from coordinator.wire import AgentReport, RegionVersion
 from weight_store.control import Control
 from weight_store.keys import control_key
@@ -153,6 +154,20 @@ async def test_a_coordinator_that_has_just_started_takes_no_half_of_a_fleet_for_
     place.clock.advance(10)
     assert (await client.wait("demo", 1)).reached
     assert not (await client.wait("demo", 2)).reached
+
+
+async def test_news_wake_those_who_wait_and_nobody_who_comes_later() -> None:
+    """Who waits for a version asks again at all news: they must not come without end."""
+    news = Broadcast()
+    news.notify()
+    waiting = asyncio.ensure_future(news.wait(60))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    news.notify()
+    await waiting
+    news.close()
+    await news.wait(60)
 
 
 async def test_waiting_for_a_coordinator_that_has_just_started_ends_once_it_knows(job: Any, place: Any) -> None:

@@ -11,9 +11,10 @@ import pytest
 from coordinator import decisions
 from coordinator.ambient import Settings
 from coordinator.decisions import CreateOpen, CreateRegister, ReplaceHead, Slot, View
-from coordinator.errors import CoordinatorError
-from coordinator.wire import WithdrawalReport
+from coordinator.errors import BucketUnavailable, CoordinatorError
+from coordinator.wire import HeadAnswer, WithdrawalReport
 from tests.coordinator.passing import Passing
+from weight_store.errors import StoreUnavailable
 from weight_store.keys import parse_key
 from weight_store.reading import read_head
 from weight_store.store import Blob
@@ -70,6 +71,25 @@ async def test_what_was_given_up_is_not_read_again(job: Any, place: Any) -> None
     store.requests.clear()
     await elsewhere.client.head("demo")
     assert store.requests == ["get head", "get open"]
+
+
+@pytest.mark.parametrize("down", [False, True])
+async def test_those_who_ask_at_the_same_time_share_what_is_read(job: Any, place: Any, down: bool) -> None:
+    """A failure too: a crowd must not queue for a time-out each."""
+
+    class Slow(Counting):
+        async def get(self, key: str, *, max_bytes: int) -> Blob:
+            blob = await super().get(key, max_bytes=max_bytes)
+            await asyncio.sleep(0.01)
+            if down:
+                raise StoreUnavailable("no answer", key=key)
+            return blob
+
+    node = await place.node(store := Slow(place.store))
+    asked = [node.client.head("demo") for _ in range(20)]
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(one) for one in found} == {BucketUnavailable if down else HeadAnswer}
+    assert 1 <= store.requests.count("get head") <= 3  # a reading counts only with a second one
 
 
 async def test_a_run_in_which_nothing_happens_is_looked_at_seldom(place: Any) -> None:
