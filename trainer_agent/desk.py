@@ -55,7 +55,8 @@ class _Pending:
         self.handle = handle
         self.slot = slot
         self.copy_s = copy_s
-        self.since_s = time.monotonic()
+        self.waited_s = 0.0
+        """How long it has held up training."""
 
 
 class Desk:
@@ -156,27 +157,30 @@ class Desk:
     def wait_for_slot(self, max_wait_s: float) -> int:
         """The slot for the next copy, once it is free.
 
-        Raises ``StillUndecided`` if the publication before has been undecided for ``max_wait_s`` since its copy, so
-        that an outage holds up training once and not at every step.
+        Raises ``StillUndecided`` once it has waited ``max_wait_s`` for the publication before, so that an outage holds
+        up training once and not at every step.
         """
         with self._changed:
             pending = self._pending
             if pending is not None:
-                left_s = pending.since_s + max_wait_s - time.monotonic()
-                self._changed.wait_for(lambda: self._pending is None or self._failure is not None, max(0.0, left_s))
+                # Not counted from its copy: where a step of training takes longer than that, nothing would be waited
+                # for, and two ranks of which each left out what the other publishes would take turns for ever.
+                started_s = time.monotonic()
+                left_s = max(0.0, max_wait_s - pending.waited_s)
+                self._changed.wait_for(lambda: self._pending is None or self._failure is not None, left_s)
+                pending.waited_s += time.monotonic() - started_s
             self._raise_failure()
             if self._pending is not None:
                 why = f": {self._trouble}" if self._trouble else ""
                 raise StillUndecided(
-                    f"step {self._pending.handle.step} is still undecided after {max_wait_s:g} s, "
-                    f"and this step is dropped{why}"
+                    f"step {self._pending.handle.step} is still undecided after it held up training for "
+                    f"{max_wait_s:g} s, and this step is dropped{why}"
                 )
-            if not self._changed.wait_for(lambda: self._free_slot() is not None, max_wait_s):
-                raise StillUndecided(f"a full is still being uploaded after {max_wait_s:g} s; this step is dropped")
+            self._changed.wait_for(lambda: self._free_slot() is not None or self._failure is not None, max_wait_s)
             self._raise_failure()
             slot = self._free_slot()
             if slot is None:
-                raise StillUndecided("no slot is free; this step is dropped")
+                raise StillUndecided(f"a full is still being uploaded after {max_wait_s:g} s; this step is dropped")
             return slot
 
     def _free_slot(self) -> int | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer_agent.silent import attached_desk
 from trainer_agent import Publisher, link
-from trainer_agent.errors import SidecarFailed
+from trainer_agent.errors import SidecarFailed, TrainerError
+from trainer_agent.messages import Attached, Failed
 
 
 @pytest.fixture
@@ -44,3 +49,24 @@ def test_each_step_says_so_and_a_new_publisher_publishes(
     monkeypatch.setattr(link.sys, "executable", known)
     with Publisher(**options) as publisher:
         assert publisher.publish(moved(state), 4).sealed(30) > 1
+
+
+def test_a_step_that_waits_for_a_full_waits_no_longer(tmp_path: Path) -> None:
+    desk, arena, tell = attached_desk(tmp_path)
+    tell(Attached(run_id="x", term=1, base_slot=0, full_slot=1))
+    heard: list[TrainerError] = []
+
+    def wait() -> None:
+        try:
+            desk.wait_for_slot(60)
+        except TrainerError as error:
+            heard.append(error)
+
+    step = threading.Thread(target=wait, daemon=True)
+    step.start()
+    while not desk._changed._waiters:  # type: ignore[attr-defined]
+        time.sleep(0.001)
+    tell(Failed(ordinal=None, code=SidecarFailed.code, message="it ended too often"))
+    step.join(10)
+    arena.remove()
+    assert [type(error) for error in heard] == [SidecarFailed]
