@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,35 @@ async def test_a_run_left_behind_is_found_and_its_version_decided(job: Any, plac
     await fresh.tick()
     head, _ = await read_head(place.store, "demo")
     assert head.position.version == 1
+
+
+async def test_a_run_in_trouble_is_told_of_once_and_delays_no_other(
+    place: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Down(Passing):
+        down = False
+
+        async def get(self, key: str, *, max_bytes: int) -> Blob:
+            if self.down and key.startswith("demo/"):
+                raise StoreUnavailable("no answer", key=key)
+            return await super().get(key, max_bytes=max_bytes)
+
+    node = await place.node(store := Down(place.store))
+    for run in ("demo", "other"):
+        await (await place.job(node, run=run).start()).open(step=1)
+    caplog.set_level(logging.INFO, "coordinator")
+    for told in (1, 2):
+        store.down = True
+        for _ in range(5):
+            place.clock.advance(30)
+            await node.tick()
+        assert caplog.text.count("run demo waits: no answer") == told
+        store.down = False
+        for _ in range(2):
+            place.clock.advance(60)
+            await node.tick()
+        assert caplog.text.count("run demo goes on") == told
+    assert (await node.client.version("other", 1)).state == "aborted"
 
 
 async def test_expiry_counts_from_when_this_coordinator_first_saw_the_version(job: Any, place: Any) -> None:
