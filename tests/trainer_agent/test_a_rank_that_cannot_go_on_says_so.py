@@ -9,7 +9,9 @@ import os
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import boto3
@@ -19,6 +21,7 @@ import torch
 from coordinator.client import CoordinatorClient
 from coordinator.wire import VersionAnswer
 from tests.weight_store.standins import Forward, Headers, answer, proxied
+from trainer_agent import desk
 from trainer_agent.errors import PiecesChanged, PublicationFailed, VersionAborted
 from weight_store.keys import manifest_key
 from weight_store.opening import open_store
@@ -225,3 +228,17 @@ def test_a_step_that_one_rank_left_out_holds_up_nobody(make_service, launch_rank
     assert ended(publish(ranks, 2)) == [3, 3]
     assert "withdrawn: rank 1 cannot send its shard of version 2 (step 1)" in str(waiting.error)
     assert "it gave step 1 up and has gone on to step 2" in str(waiting.error)
+
+
+def test_ranks_that_left_out_different_steps_find_together_again(make_service, launch_ranks, monkeypatch) -> None:
+    """However long a step of training takes: by then what was left out is undecided for longer than is waited."""
+    service = make_service(expire_after_s=EXPIRE_AFTER_S)
+    ranks = launch_ranks(service, 2, max_wait_s=30.0)
+    assert ended(publish(ranks, 0)) == [1, 1]
+    weights = halves(1)
+    assert isinstance(ranks.publishers[1].publish({"other": weights[1]["w1"]}, 1).error, PiecesChanged)
+    left_alone = ranks.publishers[0].publish(weights[0], 1)
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60.0)
+    monkeypatch.setattr(desk, "time", later)
+    assert ended(publish(ranks, 2)) == [3, 3]
+    assert isinstance(left_alone.error, VersionAborted)
