@@ -78,6 +78,7 @@ async def test_the_number_of_agents_is_bounded(job: Any, place: Any, beat: Any) 
         await report(region, "c")
     with pytest.raises(TooBusy, match="2 regions report already: ap-south is not counted"):
         await report("ap-south", "a")
+    await report("us-east", "d")
 
 
 async def test_the_number_of_event_streams_is_bounded(job: Any, place: Any) -> None:

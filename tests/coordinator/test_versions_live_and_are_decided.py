@@ -34,14 +34,18 @@ async def test_a_version_is_sealed_by_its_last_receipt(job: Any, place: Any) -> 
     assert (opened.version, opened.state, opened.parent, opened.missing) == (1, "undecided", GENESIS, (0, 1))
     half = await job.receipt(opened, 1)
     assert (half.state, half.receipts, half.missing) == ("undecided", 1, (0,))
+    place.clock.advance(2)
     done = await job.receipt(opened, 0)
     assert (done.state, done.receipts, done.missing, done.step) == ("sealed", 2, (), 10)
-    assert (done.full_version, done.encode_s, done.upload_s) == (1, 0.5, 0.25)
+    assert (done.encode_s, done.upload_s, done.seal_s) == (0.5, 0.25, 2)
 
     head, _ = await read_head(place.store, "demo")
     assert head.position == done.position
     manifest = await read_manifest(place.store, "demo", head.position)
-    assert (manifest.payload_bytes, manifest.elements) == (done.payload_bytes, done.elements)
+    for name in ("run_id", "term", "ordinal", "parent", "layout", "world_size", "full_version"):
+        assert getattr(done, name) == getattr(manifest, name)
+    for name in ("payload_bytes", "changed", "elements", "weight_bytes"):
+        assert getattr(done, name) == getattr(manifest, name) > 0
 
 
 async def test_versions_follow_each_other_by_parent(job: Any) -> None:
