@@ -89,6 +89,19 @@ async def test_no_more_run_than_are_permitted() -> None:
     assert seen == 2
 
 
+async def test_those_who_wait_go_on_as_soon_as_more_are_permitted() -> None:
+    busy, _ = allowance(2)
+    busy.throttled()
+    await busy.enter()
+    waiting = [asyncio.ensure_future(busy.enter()) for _ in range(2)]
+    await asyncio.sleep(0)
+    busy.leave()
+    busy.succeeded()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert all(one.done() for one in waiting)
+
+
 async def test_a_cancelled_waiter_passes_its_turn_on() -> None:
     allowed, _ = allowance(1)
     release = asyncio.Event()
