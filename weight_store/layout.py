@@ -205,7 +205,7 @@ def _check_columns(layout: Layout) -> None:
     if any(t >= tensors for t in (*layout.piece_tensor, *layout.frozen)):
         raise ValueError("a piece or frozen entry names a tensor that is not there")
     starts = (*layout.group_start, pieces)
-    if len(layout.group_start) != groups or (groups and starts[0] != 0) or (pieces and not groups):
+    if len(layout.group_start) != groups or starts[0] != 0:
         raise ValueError("groups do not start at the first piece")
     if any(a >= b for a, b in itertools.pairwise(starts)):
         raise ValueError("an empty group, or groups out of order")
