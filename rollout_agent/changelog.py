@@ -222,4 +222,4 @@ def _checksum(*parts: bytes | memoryview) -> bytes:
 def _checks(chain: xxhash.xxh3_128, view: memoryview, at: int, *parts: memoryview) -> bool:
     found = bytes(view[at : at + 8])
     chain.update(found)
-    return len(found) == 8 and found == _checksum(*parts)
+    return found == _checksum(*parts)
