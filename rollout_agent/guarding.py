@@ -311,6 +311,11 @@ class Guarded:
     def _table(self, state: State, layout: Layout) -> FileTable:
         return table_of(layout, kept_names(state, layout), state.file_bytes)
 
+    def _let_go(self) -> None:
+        if self.weights is not None:
+            self.weights.close()
+        self.weights = self.held = self.files = None
+
     def _record(self) -> State:
         if self.files is None:
             raise DamagedFiles(f"{self.places.state} has no record of what {self.places.model} holds")

@@ -66,9 +66,8 @@ class Holding(Guarded):
         self._owner.claim(run_id)
 
     def close(self) -> None:
-        """Release everything. Calling it twice is allowed."""
-        self.cancelled.set()
-        self._forget()
+        """Release everything, whatever can be read of the disk by now. Calling it twice is allowed."""
+        self._let_go()
         self.telling.leave()
         self._owner.release()
 
@@ -178,7 +177,6 @@ class Holding(Guarded):
             self.held, self.logs = self.records.replayable(state, layout)
         shown = self._shown_later()
         if shown is not None:
-            self.records.keep_layout(shown.state.version.layout, shown.held.layout)
             state, layout, self.held, self.logs, self.unsaved = shown.state, shown.held.layout, shown.held, [], True
         self.files = state
         if state is None or layout is None or self.held is None:
@@ -254,9 +252,7 @@ class Holding(Guarded):
         return True
 
     def _forget(self) -> None:
-        if self.weights is not None:
-            self.weights.close()
-        self.weights = self.held = self.files = None
+        self._let_go()
         self.damage, self.logs, self.unsaved = (), [], False
         self._mark = gate.holds(self.disk, self.places)
 

@@ -105,6 +105,19 @@ async def test_two_agents_on_one_directory_with_state_directories_of_their_own(
             await opened(training, tmp_path / "other", state_dir=tmp_path / "one")
 
 
+async def test_one_that_could_not_start_lets_go_of_the_directory(training: Training, tmp_path: Path) -> None:
+    class Failing(LocalDisk):
+        def read(self, path: Path, *, max_bytes: int) -> bytes | None:
+            if path.name == "whole.json":
+                raise DiskFailed("not readable")
+            return super().read(path, max_bytes=max_bytes)
+
+    with pytest.raises(DiskFailed):
+        await opened(training, tmp_path, disk=Failing())
+    async with await opened(training, tmp_path):
+        pass
+
+
 def cut(path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size // 2)
