@@ -10,11 +10,14 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rollout_agent.agent import Agent, Pace
+from rollout_agent.changelog import ends_committed
 from rollout_agent.disk import LocalDisk, copy_file
 from rollout_agent.errors import DiskError, DiskFailed, DiskFull
+from rollout_agent.gate import shared
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from rollout_agent.state import State, load
@@ -69,6 +72,20 @@ async def opened(
 def recorded(model: Path, state: Path) -> Position | None:
     found = load(LocalDisk(), Places.of(model, state).checkpoint, State)
     return found.version.position if found is not None else None
+
+
+def weights_in(model: Path) -> Path:
+    return min(model.glob("*.safetensors"))
+
+
+def spoil(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def is_committed(log: Path) -> bool:
+    return log.exists() and ends_committed(np.fromfile(log, np.uint8))
 
 
 async def test_versions_are_applied_while_one_is_made(
@@ -172,16 +189,58 @@ async def test_one_of_files_that_were_found_wrong_meanwhile_does_not_count(
         await replica.catch_up()
         saving = asyncio.ensure_future(replica.checkpoint())
         await until(lambda: disk.asked > 0)
-        path = min(memory.glob("*.safetensors"))
-        data = bytearray(path.read_bytes())
-        data[at] ^= 1
-        path.write_bytes(data)
+        spoil(weights_in(memory), at)
         assert await replica.check()
         disk.go.set()
         await saving
         assert recorded(memory, state) is None, "what was copied may be what was wrong"
         await replica.checkpoint()
     assert recorded(memory, state) == training.position
+
+
+async def test_one_is_due_where_a_log_that_leads_on_from_the_last_is_found_damaged(
+    training: Training, memory: Path, state: Path
+) -> None:
+    await training.publish()
+    async with await opened(training, memory, state) as replica:
+        await replica.catch_up()
+        await replica.checkpoint()
+        training.step(0.01)
+        await training.publish()
+        await replica.catch_up()
+        for path in (Places.of(memory, state).log(2), weights_in(memory)):
+            spoil(path, -100)
+        assert await replica.check()
+        assert replica.position == training.position
+        assert replica.faults.found_by_kind["log"] == 1
+        assert recorded(memory, state) == training.positions[1]
+        await replica.checkpoint()
+        assert recorded(memory, state) == training.position
+
+
+async def test_one_that_ends_after_a_version_was_committed_leaves_all_that_this_needs(
+    training: Training, memory: Path, state: Path
+) -> None:
+    disk = SlowDisk()
+    await training.publish()
+    async with await opened(training, memory, state, disk) as replica:
+        await replica.catch_up()
+        saving = asyncio.ensure_future(replica.checkpoint())
+        await until(lambda: disk.asked > 0)
+        training.step(0.01)
+        training.assets["tokenizer.json"] = b'{"other": 1}'
+        await training.publish()
+        with shared(memory):
+            following = asyncio.ensure_future(replica.catch_up())
+            await until(lambda: is_committed(Places.of(memory, state).log(2)))
+            following.cancel()  # its stores wait for an engine
+            with pytest.raises(asyncio.CancelledError):
+                await following
+        disk.go.set()
+        await saving
+    training.store = None  # type: ignore[assignment]
+    async with await opened(training, memory, state) as replica:
+        assert replica.position == training.position
 
 
 async def test_stopping_waits_for_one_piece_only(training: Training, memory: Path, state: Path) -> None:

@@ -172,6 +172,7 @@ async def test_a_checkpoint_that_was_given_up_is_not_taken_for_a_failed_one() ->
     assert saving.step()
     assert disk.size(PLACES.syncing) is not None
     saving.close()
+    assert disk.size(PLACES.syncing) is None
     await replica.close()
     async with await world.open(disk.kill()) as after:
         await after.catch_up()

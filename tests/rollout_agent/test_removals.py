@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_agent.errors import AgentRunning, DiskFailed, NotWhole
+from rollout_agent.errors import AgentRunning, DamagedFiles, DiskFailed, NotWhole
 from rollout_agent.filetable import FILE_BYTES
 from rollout_agent.replica import Replica
 from rollout_agent.verifying import verify_dir
@@ -114,6 +114,27 @@ async def test_new_files_that_are_removed_before_they_are_in_place_are_not_taken
         assert await replica.catch_up() == training.position
         assert enters(model, verify=True) == 2
         assert read_dir(model) == training.tensors(2)
+
+
+async def test_new_files_that_are_edited_before_they_are_in_place_are_not_put_there(
+    training: Training, tmp_path: Path, read_dir: ReadDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        run = replica._updater._run
+
+        async def edited(*args: object) -> None:
+            monkeypatch.undo()
+            await run(*args)  # type: ignore[arg-type]
+            edit(next((tmp_path / ".weightcast" / "new").iterdir()))
+
+        monkeypatch.setattr(replica._updater, "_run", edited)
+        with pytest.raises(DamagedFiles, match="after it was written"):
+            await replica.catch_up()
+        with pytest.raises(NotWhole):
+            enters(tmp_path)
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(1)
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors.index.json"])

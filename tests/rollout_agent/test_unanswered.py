@@ -27,9 +27,11 @@ from rollout_agent.engine import NotifyEngine, Staged
 from rollout_agent.errors import EngineAbsent, EngineLoading, EngineRefused, EngineSilent
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
+from rollout_agent.telling import Telling
 from tests.rollout_agent.following import followed, until
-from tests.rollout_agent.training import Training, read_model
+from tests.rollout_agent.training import RUN_ID, Training, read_model
 from weight_store.local import LocalStore
+from weight_store.position import Position
 
 ROOT = Path(__file__).parents[2]
 QUICK = Pace(poll_s=0.02, first_retry_s=0.02, longest_retry_s=0.05, watch_s=0.02)
@@ -343,6 +345,19 @@ async def test_what_is_no_answer() -> None:
         with pytest.raises(EngineRefused) as caught:
             await engine(refusal).load(staged)
         assert type(caught.value) is says
+
+
+def test_the_lock_of_a_command_is_one_that_the_next_agent_finds(tmp_path: Path) -> None:
+    disk, places = LocalDisk(), Places.of(tmp_path)
+    disk.make_dir(places.private)
+    telling = Telling(disk, places)
+    position = Position(version=1, sha256="0" * 64)
+    telling.begin(RUN_ID, position)
+    places.gate_told.unlink()
+    telling.begin(RUN_ID, position)
+    assert disk.try_lock(places.gate_told, shared=False) is None
+    telling.end()
+    assert disk.try_lock(places.gate_told, shared=False) is not None
 
 
 def test_the_lock_of_a_command_is_nobody_elses(tmp_path: Path) -> None:
