@@ -84,6 +84,12 @@ async def test_the_other_coordinator_learns_of_it_from_the_bucket(job: Any, plac
         await moves(job, opened, 1, at=at)
         assert await state(third) == await state(node) == await state(other) == "undecided"
 
+    fourth = await place.node()  # started empty too, and the only one that is told from now on
+    for _ in range(20):
+        place.clock.advance(20)
+        await moves(job, opened, 1, at=fourth)
+        assert await state(third) == "undecided"
+
 
 async def test_a_rank_that_dies_takes_the_version_with_it_everywhere(job: Any, place: Any, node: Any) -> None:
     other = await place.node()
