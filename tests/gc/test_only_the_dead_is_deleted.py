@@ -198,6 +198,7 @@ async def test_what_is_young_is_kept(bucket: Bucket) -> None:
     await bucket.take_over()
     report = await collected(bucket, later_s=HOUR - 1)
     assert why(report, key) == (False, "younger than 3600 s by the store's clock (term 1 is over)")
+    assert why(report, head_key(RUN)) == (False, "the run itself")  # at any age
     assert (await collected(bucket, later_s=1)).doomed
 
 
