@@ -12,7 +12,7 @@ PACKAGES := codec weight_store coordinator trainer_agent rollout_agent weightcas
 PIP      := $(BIN)/python -m pip --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test sim walks fuzz check format packaging tree ci bench-codec deltas clean
+.PHONY: help setup demo test sim walks soak fuzz check format packaging tree ci bench-codec deltas clean
 
 help: ## List these commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=
 
 walks: setup ## Walk one replica (PART=trainer_agent: a job's side) at random through crashes, faults, damage (SECONDS, ARGS as sim)
 	@$(BIN)/python -m tests.$(or $(PART),rollout_agent).walks --seconds $(or $(SECONDS),600) $(ARGS)
+
+soak: setup ## Kill, cut and harm real processes at random, again and again (SECONDS=600; ARGS='--seed N' for one)
+	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(ARGS)
 
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
 	@$(BIN)/python -m pytest -q -m packaging tests/house
