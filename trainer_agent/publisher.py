@@ -45,7 +45,8 @@ class Publisher:
     then a collective call. ``assets_dir``: config and tokenizer to publish beside the weights (rank 0's counts).
     ``full_every``: upload a full in the background every so many versions, for late joiners. ``strict``: raise sync
     failures from ``publish`` instead of leaving them in ``handle.error``. ``max_wait_s``: how long training may be held
-    up by one undecided publication. ``start_timeout_s``: how long the first one waits for coordinator and ranks.
+    up by one undecided publication; some seconds at least, in which ranks that left out different steps meet again.
+    ``start_timeout_s``: how long the first one waits for coordinator and ranks.
     ``shm_dir``: a tmpfs instead of ``/dev/shm`` (also: the environment's ``WEIGHTCAST_SHM_DIR``).
     """
 
