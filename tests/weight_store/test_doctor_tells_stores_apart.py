@@ -27,6 +27,7 @@ from tests.weight_store.standins import (
     ignoring,
     proxied,
     racy,
+    racy_replacing,
     refusing,
     replace_refused,
     throttling,
@@ -164,6 +165,7 @@ async def worsened(ministack: object, s3_store_url: Callable[[str], str]) -> Asy
         (refusing, "refused", "unusable", False),
         (unquoted, "unquoted-etag", "unusable", False),
         (racy, "racy", "not safe", True),
+        (racy_replacing, "racy", "not safe", True),
     ],
 )
 async def test_each_kind_is_told_and_refused(
