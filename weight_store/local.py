@@ -248,7 +248,7 @@ class LocalStore:
     def _open_root(self, *, create: bool) -> int:
         # The root itself may be reached over links: it is the user's choice, not a key's.
         if create:
-            self._root.mkdir(parents=True, exist_ok=True)
+            _make_root(self._root)
         return os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _temporary_directory(self) -> int:
@@ -341,6 +341,19 @@ def _check_key(key: str) -> str:
     if key.split("/", 1)[0] == _TEMPORARY:
         raise StoreRefused(f"the object key {key!r} is reserved for a local store's unfinished writes", key=key)
     return key
+
+
+def _make_root(root: Path) -> None:
+    """Make ``root`` and what is missing above it, each name as durable as those below."""
+    if root.is_dir():
+        return
+    _make_root(root.parent)
+    root.mkdir(exist_ok=True)
+    parent = os.open(root.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(parent)
+    finally:
+        os.close(parent)
 
 
 def _make_directory(name: str, parent: int) -> None:

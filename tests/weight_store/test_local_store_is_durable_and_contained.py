@@ -138,6 +138,20 @@ async def test_a_directory_that_may_not_be_written_says_so(root: Path) -> None:
     assert "store" not in os.listdir(root.parent)
 
 
+async def test_each_new_directory_on_the_way_to_an_object_survives_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync, synced = os.fsync, set()
+
+    def noted(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    await LocalStore(tmp_path / "a" / "b").create("run/v/one", b"x")
+    assert {tmp_path / name for name in ("", "a", "a/b", "a/b/run", "a/b/run/v")} <= synced
+
+
 async def test_racing_directories_are_made_once(root: Path) -> None:
     store = LocalStore(root)
     await asyncio.gather(*(store.create(f"a/b/c/{n}", b"x") for n in range(20)))
