@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from coordinator.app import create_app
 from coordinator.client import Backoff, CoordinatorClient, Event, retrying
 from coordinator.errors import CoordinatorUnreachable
+from weight_store.memory import MemoryStore
 from weight_store.opening import open_store
 
 
@@ -109,3 +111,14 @@ def test_what_keeps_it_from_starting_is_one_sentence(
     assert f"cannot listen on 127.0.0.1:{port}" in sentence
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
     assert "not-the-secret" not in refusal("--store", there, "--port", "0")
+
+
+async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
+    listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody listens
+    async with CoordinatorClient(listen(create_app(MemoryStore()))) as client:
+        assert await client.runs() == []
