@@ -19,7 +19,7 @@ import trustme
 from coordinator.ambient import Ambient
 from coordinator.app import create_app
 from coordinator.client import CoordinatorClient
-from coordinator.limits import BodyLimit
+from coordinator.limits import MAX_BODY_BYTES, BodyLimit
 from coordinator.protocol import BoundedProtocol
 from coordinator.wire import TermRequest
 from tests.coordinator.conftest import Job
@@ -160,6 +160,25 @@ def test_a_body_that_is_announced_too_large_is_refused_unread(length: bytes, imp
             b"HTTP/1.1 413 Content Too Large",
             b"HTTP/1.1 400 Bad Request",
         )
+
+
+@pytest.mark.parametrize(("more", "answered"), [(0, []), (1, [413])])
+async def test_a_body_that_is_announced_too_large_reaches_nobody(more: int, answered: list[int]) -> None:
+    reached, answers = [], []
+
+    async def application(*_: Any) -> None:
+        reached.append(True)
+
+    async def receive() -> dict[str, Any]:
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        answers.append(message)
+
+    length = b"%d" % (MAX_BODY_BYTES + more)
+    await BodyLimit(application)({"type": "http", "headers": [(b"content-length", length)]}, receive, send)
+    assert [answer["status"] for answer in answers if "status" in answer] == answered
+    assert bool(reached) != bool(answered)
 
 
 def test_a_body_that_never_ends_is_cut_off(impatient: str) -> None:
