@@ -72,7 +72,8 @@ class Updater:
         if around:
             start = cheapest_start(held.position, manifest, position)
             hops = plan_without(start, held.position, manifest, position)
-        if hops and hops[0].kind == "full":
+        afresh = self._holding.suspect
+        if (hops and hops[0].kind == "full") or (afresh and not hops):
             await self._beside(manifest, position, None)
             return
         for number, hop in enumerate(hops):
@@ -80,7 +81,7 @@ class Updater:
             if self._kept_groups(loaded.layout) is None:
                 await self._beside(manifest, position, None)
                 return
-            if _log_share(loaded) > LOG_SHARE:
+            if afresh or _log_share(loaded) > LOG_SHARE:
                 rest = [loaded, *[await self._source.load(later) for later in hops[number + 1 :]]]
                 await self._beside(manifest, position, rest)
                 return
@@ -109,9 +110,12 @@ class Updater:
         await self._local(holding.verify)
 
     def _trusted(self) -> Held | None:
-        """What deltas may be applied to: what is held, unless a sync failed or other tensors are wanted."""
+        """What deltas may be applied to: what is held, unless other tensors are wanted.
+
+        Where a sync failed, to a copy of it: see :mod:`rollout_agent.syncing`.
+        """
         holding = self._holding
-        if holding.suspect or holding.files is None or holding.files.include != self._include:
+        if holding.files is None or holding.files.include != self._include:
             return None
         return holding.held if holding.weights is not None and not holding.damage else None
 

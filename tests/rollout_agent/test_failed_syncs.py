@@ -25,6 +25,8 @@ from tests.rollout_agent.crashing import (
 )
 from tests.rollout_agent.simdisk import Crash, SimDisk
 from tests.rollout_agent.simvolume import Volume
+from tests.rollout_agent.training import Training
+from weight_store.memory import MemoryStore
 
 PLACES = Places.of(MODEL)
 
@@ -138,6 +140,40 @@ async def test_files_without_a_synced_version_are_not_checkpointed_while_no_stor
     async with await world.open(left, Down()) as replica:
         assert replica.position == world.training.positions[2]
         await replica.checkpoint(force=True)
+    await lasts(world, left)
+
+
+async def test_only_later_deltas_are_fetched_to_write_files_anew() -> None:
+    """Also where the ranks have changed since, and with them the groups."""
+    store = MemoryStore()
+    world = World(Training(store), store, tmpfs=False)
+    for ranks, share in ((2, 1.0), (2, 0.02), (3, 0.02), (3, 0.02)):
+        world.training.step(share)
+        await world.training.publish(world=ranks)
+    await world.head(1)
+    disk = Fsyncgate(Volume(), seed=SEED)
+    await first_fetch(world, disk)
+    await world.head(2)
+    left = await fails(disk, world, "model-")
+    await world.head(4)
+    async with await world.open(left) as replica:
+        assert replica._holding.suspect
+        await replica.catch_up()
+        assert not replica._holding.suspect
+        assert replica.fetched_bytes <= sum(world.training.manifests[version].payload_bytes for version in (3, 4))
+    await lasts(world, left)
+
+
+async def test_pages_that_were_lost_meanwhile_are_fetched() -> None:
+    """What a failed sync left clean may be evicted, and is then read as it was before."""
+    world, disk = await at_version_1((0.02, 0.02))
+    await world.head(2)
+    left = await fails(disk, world, "model-")
+    for path, inode in left.volume.names.items():
+        if path.endswith(".safetensors") and inode.durable is not None:
+            inode.data[:] = inode.durable
+    await world.head(3)
+    await goes_on(world, left)
     await lasts(world, left)
 
 
