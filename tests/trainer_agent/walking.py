@@ -285,6 +285,7 @@ class Walk:
         left = 2 + 10 * len(self.former)  # a receipt that a launch of a former run left behind costs a version
         for attempt in range(left):
             owner = await self._owner()
+            owner.max_wait_s = BOUND_S  # a full may be in a pause between two tries
             await self._publish(owner)
             errors = [rank.handles[-1].error for rank in owner.walkers if rank.handles[-1].error is not None]
             if attempt and not errors:
