@@ -20,6 +20,7 @@ from coordinator.client import CoordinatorClient
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import CommandEngine
 from rollout_agent.replica import Replica
+from tests.conftest import SHM_PREFIX
 from trainer_agent import Publisher
 from weight_store.opening import open_store
 from weightcast.devserver import free_port
@@ -55,7 +56,7 @@ def coordinator(tmp_path: Path) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def shared_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Shared memory of the test's own."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="test-") as name:
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix=SHM_PREFIX) as name:
         monkeypatch.setenv("WEIGHTCAST_SHM_DIR", name)
         yield
 
