@@ -46,6 +46,10 @@ _log = logging.getLogger(__name__)
 
 _QUIET_S = 1.0
 """How long closing waits without a word."""
+_REUNION_S = 5.0
+"""How long a step waits at least once a publication was given up: perhaps the ranks left out different ones. Each gives
+up what the other published alone; learned only once the next one is left out too, they would take turns for ever.
+"""
 
 
 class _Pending:
@@ -75,6 +79,8 @@ class Desk:
         self._base_slot: int | None = None
         self._full_slot: int | None = None
         self._failure: TrainerError | None = None
+        self._apart = False
+        """Whether the last publication that was decided was given up."""
         self._questions: dict[int, AskServing] = {}
         self._answers: dict[int, Served] = {}
         self._ids = itertools.count()
@@ -153,6 +159,11 @@ class Desk:
         if not self._connected:
             return "the sidecar has not started yet; its messages are in the trainer's error output"
         return f"neither the coordinator at {self._attach.coordinator} nor the store has answered yet"
+
+    def patience_s(self, max_wait_s: float) -> float:
+        """How long the next step waits for its slot."""
+        with self._changed:
+            return max(max_wait_s, _REUNION_S) if self._apart else max_wait_s
 
     def wait_for_slot(self, max_wait_s: float) -> int:
         """The slot for the next copy, once it is free.
@@ -347,6 +358,7 @@ class Desk:
             seal_s=event.seal_s,
             damaged_groups=event.damaged_groups,
         )
+        self._apart = False
         self._pending.handle.note_sealed(event.version, stats)
         self._pending = None
 
@@ -358,5 +370,6 @@ class Desk:
         self._trouble = ""
         self._link.note_progress()
         if self._is_pending(event.ordinal) and self._pending is not None:
+            self._apart = True
             self._pending.handle.note_failed(error)
             self._pending = None

@@ -45,7 +45,7 @@ class Publisher:
     then a collective call. ``assets_dir``: config and tokenizer to publish beside the weights (rank 0's counts).
     ``full_every``: upload a full in the background every so many versions, for late joiners. ``strict``: raise sync
     failures from ``publish`` instead of leaving them in ``handle.error``. ``max_wait_s``: how long training may be held
-    up by one undecided publication; some seconds at least, in which ranks that left out different steps meet again.
+    up by one undecided publication; a few seconds more where the one before was given up, so that ranks meet again.
     ``start_timeout_s``: how long the first one waits for coordinator and ranks.
     ``shm_dir``: a tmpfs instead of ``/dev/shm`` (also: the environment's ``WEIGHTCAST_SHM_DIR``).
     """
@@ -171,7 +171,7 @@ class Publisher:
         self._desk.check_alive()
         if self._plan is None:
             source = self._begin(source, casting, frozen, aliases)
-        slot = self._desk.wait_for_slot(self._max_wait_s)
+        slot = self._desk.wait_for_slot(self._desk.patience_s(self._max_wait_s))
         started_s = time.monotonic()
         self._writers[slot].copy(self._known_plan(), source, casting)
         self._desk.publish(handle, slot, time.monotonic() - started_s)

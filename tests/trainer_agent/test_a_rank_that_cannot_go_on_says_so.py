@@ -242,3 +242,20 @@ def test_ranks_that_left_out_different_steps_find_together_again(make_service, l
     monkeypatch.setattr(desk, "time", later)
     assert ended(publish(ranks, 2)) == [3, 3]
     assert isinstance(left_alone.error, VersionAborted)
+
+
+def test_they_do_however_short_training_waits(make_service, launch_ranks) -> None:
+    """What each published alone is given up by the other sooner or later, but never before it leaves out the next."""
+    service = make_service(expire_after_s=EXPIRE_AFTER_S)
+    ranks = launch_ranks(service, 2, max_wait_s=0.0)
+    assert ended(publish(ranks, 0)) == [1, 1]
+    weights = halves(1)
+    assert isinstance(ranks.publishers[1].publish({"other": weights[1]["w1"]}, 1).error, PiecesChanged)
+    ranks.publishers[0].publish(weights[0], 1)
+    for step in range(2, 42):
+        handles = publish(ranks, step)
+        if all(handle.error is None for handle in handles):
+            break
+        time.sleep(0.2)  # a step of training
+    assert len(set(ended(handles))) == 1
+    assert found(service)[0] == "sealed"
