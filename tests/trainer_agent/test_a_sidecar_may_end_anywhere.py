@@ -38,3 +38,22 @@ def test_what_was_published_is_sealed_wherever_a_sidecar_ends(after: bool, part_
         at += 1
         walk(3, play=play)
     assert at > FEWEST
+
+
+def test_a_full_that_was_being_uploaded_is_begun_again() -> None:
+    async def play(walk: Walk) -> None:
+        walk.world.full_every, walk.world.bucket.part_bytes = 2, 900
+        launch = walk.start_launch(world_size=1, max_wait_s=100.0)
+        await publish(walk, 2)
+        (rank,) = launch.walkers
+        assert rank.worker is not None
+        assert rank.worker.full is not None
+        rank.sidecar.kill()
+        await publish(walk, 1)
+        assert await walk.until(lambda: rank.worker.full is None, 60.0)  # type: ignore[union-attr]
+        await publish(walk, 1)
+        head = walk.model.head
+        assert head is not None
+        assert walk.model._manifest(head.position).full_version == 2
+
+    walk(3, play=play)

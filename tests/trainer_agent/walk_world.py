@@ -132,6 +132,8 @@ class WalkArena(SimArena):
     is_full = False
 
     def write(self, name: str, data: bytes) -> None:
+        if (process := _PROCESS.get()) is not None and not process.alive:
+            return  # what its tasks do while they end, a process that was killed would never have done
         if name != STATE_FILE:
             super().write(name, data)
             return
