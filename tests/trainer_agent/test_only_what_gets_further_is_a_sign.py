@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.errors import CoordinatorUnreachable
+from tests.trainer_agent.walk_world import DENSE
+from tests.trainer_agent.walking import Walk, walk
 from tests.weight_store.conftest import Canned
 from trainer_agent.signs import Decided, Movement, giving_signs
 from weight_store.errors import StoreUnavailable
@@ -83,6 +85,22 @@ def test_groups_count_when_they_are_the_first() -> None:
     movement.begin()
     list(movement.taken("a"))
     assert movement.count == 8
+
+
+def test_each_publication_gives_signs_of_its_own() -> None:
+    moved: list[int] = []
+
+    async def play(walk: Walk) -> None:
+        launch = walk.start_launch(world_size=1)
+        for _ in range(3):
+            launch.publish(DENSE)
+            await walk.rest()
+            (rank,) = launch.walkers
+            assert rank.worker is not None
+            moved.append(rank.worker.movement.count)
+
+    walk(1, play=play)
+    assert moved == [moved[0], 2 * moved[0], 3 * moved[0]]
 
 
 class Pace:

@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
+import pytest
+
+from coordinator.errors import UnknownTerm
 from tests.sim.model import RUN
 from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
 from trainer_agent.shard import find_receipt
-from weight_store.keys import receipt_key
+from weight_store.keys import manifest_key, receipt_key
 from weight_store.memory import MemoryStore
 from weight_store.receipt import SHARD_MAGIC, Receipt
 from weight_store.store import Blob
 
 
-async def lose_the_receipt(walk: Walk) -> None:
-    """Its sidecar ends before it hears of the seal; the next one finds the receipt collected."""
+async def lose(walk: Walk, key: str) -> None:
+    """The sidecar ends before it hears of the seal; the next one finds the object collected."""
+    walk.world.full_every = 1
     launch = walk.start_launch(world_size=1)
     launch.publish(SMALL)
     assert await walk.until(lambda: launch.idle, 60.0)
     (rank,) = launch.walkers
     launch.publish(SMALL)
     assert await walk.until(lambda: rank.handles[-1].version == 2, 10.0)
-    key = receipt_key(RUN, 2, 0)
     bucket = walk.world.bucket
-    assert await walk.until(lambda: bucket.read(key) is not None, 10.0, every_s=0.001)
+    assert await walk.until(lambda: bucket.read(receipt_key(RUN, 2, 0)) is not None, 10.0, every_s=0.001)
     rank.sidecar.pause()
     assert await walk.until(lambda: 2 in walk.world.model.sealed, 30.0)
     rank.sidecar.kill()
-    receipt = bucket._store._objects.pop(key)
+    lost = bucket._store._objects.pop(key)
     await walk.rest()
-    bucket._store._objects[key] = receipt
+    bucket._store._objects[key] = lost
     assert rank.handles[-1].error is None
 
 
-def test_a_version_is_sealed_although_its_receipt_was_collected() -> None:
-    walk(1, play=lose_the_receipt)
+@pytest.mark.parametrize("key", [receipt_key(RUN, 2, 0), manifest_key(RUN, 2)], ids=["receipt", "manifest"])
+def test_a_version_is_sealed_although_something_of_it_was_collected(key: str) -> None:
+    walk(1, play=partial(lose, key=key))
+
+
+async def refuse_the_report(walk: Walk) -> None:
+    """By a coordinator that has read an older head; it looks for the receipt of itself later."""
+
+    async def refuse(*_: Any) -> None:
+        nonlocal refused
+        refused += 1
+        raise UnknownTerm("the run is in term 0 and never had term 1")
+
+    refused = 0
+    launch = walk.start_launch(world_size=1)
+    launch.publish(SMALL)
+    await walk.rest()
+    (rank,) = launch.walkers
+    assert rank.worker is not None
+    rank.worker.coordinator.report_receipt = refuse  # type: ignore[method-assign]
+    launch.publish(SMALL)
+    await walk.rest()
+    assert [handle.error for handle in rank.handles] == [None, None]
+    assert refused == 1
+
+
+def test_a_version_is_sealed_although_the_report_of_its_receipt_was_refused() -> None:
+    walk(1, play=refuse_the_report)
 
 
 class Flipping(MemoryStore):
