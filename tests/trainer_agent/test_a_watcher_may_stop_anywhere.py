@@ -114,3 +114,19 @@ def test_notes_of_another_run_or_that_cannot_be_read_count_for_nothing(tmp_path:
     assert trainer.read_notes(path) == other
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     trainer.write_notes(tmp_path / "nowhere" / "x.json", other)  # a directory that takes no files stops nothing
+
+
+def test_a_power_cut_leaves_notes_that_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = trainer.notes_path(tmp_path, "r")
+    before, after = (Notes(run_id=RUN_ID, version=version) for version in (1, 2))
+    trainer.write_notes(path, before)
+    synced: list[bytes] = []
+
+    def noted(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").read_bytes())
+        assert trainer.read_notes(path) == before, "they are replaced by what a power cut may still take away"
+
+    monkeypatch.setattr(os, "fsync", noted)
+    trainer.write_notes(path, after)
+    assert synced == [after.to_bytes()]
+    assert trainer.read_notes(path) == after
