@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from trainer_agent import Piece, Publisher
 from trainer_agent.errors import ArenaTooSmall, InvalidPieces, LayoutRefused, Misuse, PiecesChanged, SetupRefused
+from trainer_agent.launching import resolve_launch, resolve_ranks
 
 STATE = {"a": torch.ones(4, 4), "b": torch.ones(3)}
 
@@ -107,6 +109,16 @@ def test_arguments_that_cannot_work_start_nothing(arguments, sentence, shm_dir) 
     with pytest.raises(Misuse, match=sentence):
         Publisher(**options)
     assert not list(shm_dir.iterdir())
+
+
+def test_a_process_group_of_another_size_agrees_on_no_launch() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert resolve_ranks(None, None) == (0, 1)
+        with pytest.raises(Misuse, match="2 ranks need one launch"):
+            resolve_launch(None, 0, 2)
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
