@@ -260,7 +260,7 @@ class Publication:
             try:
                 return Observed(await worker.patience(f"receipt of version {version}", self._report))
             except remote.Refused as error:
-                # Most likely given up in the meantime; the version itself says so.
+                # The receipt is in the bucket all the same: what became of the version, it says itself.
                 _log.info("receipt of version %d: %s", version, error)
         return await self._observe(version, wait_s=DECISION_WAIT_S)
 
