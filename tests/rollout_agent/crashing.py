@@ -36,13 +36,6 @@ TINY: tuple[Spec, ...] = (
 )
 
 
-class Down(MemoryStore):
-    """The store while nobody can reach it."""
-
-    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
-        raise StoreUnavailable("down", key=key)
-
-
 class Counting:
     """The same store, counting bytes read from shards."""
 

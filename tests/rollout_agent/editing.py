@@ -19,8 +19,6 @@ from rollout_agent.replica import Replica
 from tests.rollout_agent.following import followed
 from tests.rollout_agent.harming import edit
 from tests.rollout_agent.training import Training
-from weight_store.errors import StoreUnavailable
-from weight_store.memory import MemoryStore
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 QUICK = Pace(poll_s=0.02, first_retry_s=0.02, longest_retry_s=0.05, watch_s=0.02)
@@ -54,11 +52,6 @@ class Loads:
 
     async def load(self, staged: Staged) -> None:
         self.loaded.append(self.read_dir(staged.path))
-
-
-class Down(MemoryStore):
-    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
-        raise StoreUnavailable("down", key=key)
 
 
 async def opened(training: Training, path: Path, **options: object) -> Replica:

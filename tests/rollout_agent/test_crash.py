@@ -21,7 +21,6 @@ from tests.rollout_agent.crashing import (
     STATE,
     Breaking,
     Counting,
-    Down,
     World,
     check,
     check_assets,
@@ -32,6 +31,7 @@ from tests.rollout_agent.crashing import (
 )
 from tests.rollout_agent.simdisk import Crash, SimDisk
 from tests.rollout_agent.simvolume import Inode, Volume
+from tests.rollout_agent.training import Down
 from weight_store.errors import StoreUnavailable
 
 

@@ -26,7 +26,6 @@ from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
     Counting,
-    Down,
     World,
     check,
     first_fetch,
@@ -36,7 +35,7 @@ from tests.rollout_agent.crashing import (
 )
 from tests.rollout_agent.simdisk import SimDisk, SimLock
 from tests.rollout_agent.simvolume import Volume
-from tests.rollout_agent.training import read_model
+from tests.rollout_agent.training import Down, read_model
 
 
 @pytest.fixture(autouse=True)

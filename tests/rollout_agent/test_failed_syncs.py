@@ -16,7 +16,6 @@ from tests.rollout_agent import switches
 from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
-    Down,
     World,
     first_fetch,
     last_of,
@@ -25,7 +24,7 @@ from tests.rollout_agent.crashing import (
 )
 from tests.rollout_agent.simdisk import Crash, SimDisk
 from tests.rollout_agent.simvolume import Volume
-from tests.rollout_agent.training import Training
+from tests.rollout_agent.training import Down, Training
 from weight_store.memory import MemoryStore
 
 PLACES = Places.of(MODEL)

@@ -13,16 +13,9 @@ import pytest
 from rollout_agent.disk import LocalDisk
 from rollout_agent.replica import Replica
 from tests.rollout_agent.harming import edit
-from tests.rollout_agent.training import Training
-from weight_store.errors import StoreUnavailable
-from weight_store.memory import MemoryStore
+from tests.rollout_agent.training import Down, Training
 
 ReadDir = Callable[[Path], dict[str, bytes]]
-
-
-class Down(MemoryStore):
-    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
-        raise StoreUnavailable("down", key=key)
 
 
 @pytest.mark.parametrize("checkpoints", [1, 2])

@@ -18,10 +18,8 @@ from rollout_agent.gate import shared
 from rollout_agent.places import is_checkpoint_name
 from rollout_agent.replica import Replica
 from tests.conftest import SHM_PREFIX
-from tests.rollout_agent.training import Training
-from weight_store.errors import StoreUnavailable
+from tests.rollout_agent.training import Down, Training
 from weight_store.local import LocalStore
-from weight_store.memory import MemoryStore
 
 ReadDir = Callable[[Path], dict[str, bytes]]
 ROOT = Path(__file__).parents[2]
@@ -43,11 +41,6 @@ async def main():
     time.sleep(600)
 asyncio.run(main())
 """
-
-
-class Down(MemoryStore):
-    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
-        raise StoreUnavailable("down", key=key)
 
 
 @dataclass

@@ -17,10 +17,10 @@ from rollout_agent.gate import Visitor
 from rollout_agent.places import Places
 from rollout_agent.state import Whole, load
 from rollout_agent.verifying import verify_dir
-from tests.rollout_agent.editing import Blind, Down, Loads, ReadDir, following, misspell, opened, replace
+from tests.rollout_agent.editing import Blind, Loads, ReadDir, following, misspell, opened, replace
 from tests.rollout_agent.following import enters, until
 from tests.rollout_agent.harming import edit, forge, weight_files
-from tests.rollout_agent.training import Training
+from tests.rollout_agent.training import Down, Training
 
 
 async def test_silent_rot_is_found_by_verifying_and_repaired_on_request(

@@ -11,7 +11,7 @@ import numpy as np
 
 from codec import encode_group
 from weight_store.boxes import Box, whole
-from weight_store.errors import PreconditionFailed
+from weight_store.errors import PreconditionFailed, StoreUnavailable
 from weight_store.grouping import resolve_layout
 from weight_store.head import Head
 from weight_store.keys import (
@@ -25,6 +25,7 @@ from weight_store.keys import (
 )
 from weight_store.layout import Group, Layout
 from weight_store.manifest import Manifest, seal
+from weight_store.memory import MemoryStore
 from weight_store.offer import Offer
 from weight_store.position import GENESIS, Position
 from weight_store.receipt import BLOCK_BYTES, SHARD_MAGIC, Asset, FullRef, Receipt
@@ -262,6 +263,13 @@ class Training:
     def tensors(self, version: int) -> dict[str, bytes]:
         """Raw bytes of every tensor at ``version``, tied names left out."""
         return {name: np.ascontiguousarray(bits).tobytes() for name, bits in self.history[version].items()}
+
+
+class Down(MemoryStore):
+    """The store while nobody can reach it."""
+
+    async def get(self, key: str, *, max_bytes: int):  # type: ignore[no-untyped-def]
+        raise StoreUnavailable("down", key=key)
 
 
 def group_bits(group: Group, weights: Weights) -> np.ndarray:

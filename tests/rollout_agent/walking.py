@@ -30,9 +30,10 @@ from rollout_agent.errors import (
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from tests.rollout_agent.courses import COURSES, course
-from tests.rollout_agent.crashing import MODEL, STATE, Down, World
+from tests.rollout_agent.crashing import MODEL, STATE, World
 from tests.rollout_agent.simdisk import Crash
 from tests.rollout_agent.simvolume import Volume
+from tests.rollout_agent.training import Down
 from tests.rollout_agent.walk_bucket import is_open, put_back
 from tests.rollout_agent.walk_checks import INCLUDES, check_tidy, visible
 from tests.rollout_agent.walk_disk import WalkDisk, Wire, engine_files
