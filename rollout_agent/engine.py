@@ -89,7 +89,8 @@ class CommandEngine:
             await _end(process)
         tail = output.decode("utf-8", "replace").strip()
         if status != 0:
-            raise EngineRefused(f"{argv[0]} ended with status {status} for version {staged.version}: {tail}")
+            said = f": {tail}" if tail else ""
+            raise EngineRefused(f"{argv[0]} ended with status {status} for version {staged.version}{said}")
         if tail:
             _LOG.info("%s for version %d said at its end: %s", argv[0], staged.version, tail)
 

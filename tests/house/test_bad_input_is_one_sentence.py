@@ -113,6 +113,8 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     ((*ROLLOUT, *HERE, "--coordinator", "nonsense"), 1, "must look like http://host:port"),
     ((*ROLLOUT, *HERE, "--poll", "nan"), 2, "'nan' is not a number of seconds"),
     ((*ROLLOUT, *HERE, "--notify", "nonsense"), 2, "--notify: is a URL such as http"),
+    (("rollout", "--region", "EU West", *ROLLOUT[3:], *HERE), 2, "--region: 'EU West' is not 1 to 63"),
+    ((*ROLLOUT, *HERE, "--agent-id", "a b"), 2, "--agent-id: 'a b' is not 1 to 128"),
     (("codec", "stat", "nothing", "file"), 1, "nothing"),
     (("bench", "codec", "--step", "3"), 2, "--data"),
     (("bench", "codec", "--data", "empty"), 1, "empty"),

@@ -221,7 +221,7 @@ def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Pat
     assert [row["rank"] for row in json.loads(weightcast(*version, "--json").stdout)["rows"]] == [0, 1]
     groups = json.loads(weightcast(*version, "--rank", 1, "--json").stdout)["rows"]
     assert all(row["full"] and len(row["digest"]) == 32 for row in groups)
-    assert "has ranks 0 to 1" in weightcast(*version, "--rank", 2).stderr
+    assert "weightcast: version 1 has ranks 0 to 1" in weightcast(*version, "--rank", 2).stderr
     assert "there is no run 'other'" in weightcast("inspect", "--store", store, "--run", "other").stderr
 
     for arguments in ([model], [model, "--store", store], ["--store", store, "--run", "tiny"]):
@@ -242,11 +242,19 @@ def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Pat
     assert shard.name in bad.stdout
 
 
-def test_once_is_done_only_when_the_engine_took_it(published: Training, tmp_path: Path) -> None:
+def test_once_is_done_only_when_the_engine_took_it(
+    published: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     done = weightcast(*rollout(tmp_path, "--once", "--on-version", "sh -c 'echo no room; false'"))
     assert done.returncode == 1
     assert "ended with status 1 for version 1: no room" in done.stderr
-    assert weightcast(*rollout(tmp_path, "--once", "--on-version", "true")).returncode == 0
+    done = weightcast(*rollout(tmp_path, "--once", "--on-version", "false"))
+    assert done.stderr.endswith("weightcast: false ended with status 1 for version 1\n")
+    for _ in range(2):
+        assert weightcast(*rollout(tmp_path, "--once", "--on-version", "true")).returncode == 0
+        assert caplog.messages[-1] == "nothing is newer than version 1, which is serving"
+    assert caplog.messages.count("version 1 is serving") == 1
 
 
 def test_once_is_not_done_where_there_is_no_version(tmp_path: Path) -> None:

@@ -16,13 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import TypeAdapter, ValidationError
 
 from coordinator.client import CoordinatorClient
+from coordinator.wire import AgentId
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import CommandEngine, Engine, Engines, NotifyEngine
 from rollout_agent.linux import give_back_large_blocks
 from rollout_agent.replica import Replica
 from rollout_agent.selection import compile_patterns
+from weight_store.control import RegionName
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import check_run
 from weight_store.opening import check_reachable, open_store
@@ -135,6 +138,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 
 async def _run(options: _Options) -> None:
     check_run(options.run)
+    _check_names(options)
     compile_patterns(options.include)
     engine = _engine(options)
     async with AsyncExitStack() as opened:
@@ -160,12 +164,37 @@ async def _run(options: _Options) -> None:
             opened.push_async_callback(_end, asyncio.create_task(_keep_metrics(options.metrics_file, replica)))
         _LOG.info("%s follows run %r of %s (agent %s)", options.model_dir, options.run, options.store, agent_id)
         if options.once:
+            before = replica.position
             await agent.step()
             await replica.checkpoint()
             if agent.status.error:
                 raise click.ClickException(agent.status.error)
+            if before is not None and replica.position == before:
+                _LOG.info("nothing is newer than version %d, which is %s", before.version, agent.status.state)
         else:
             await agent.follow()
+
+
+def _check_names(options: _Options) -> None:
+    """Names that no coordinator would take end the command: the agent would be missing from all lists."""
+    if not _fits(RegionName, options.region):
+        raise click.BadParameter(
+            f"{options.region!r} is not 1 to 63 lower-case letters, digits or '-', with a letter or digit at both ends",
+            param_hint="--region",
+        )
+    if options.agent_id is not None and not _fits(AgentId, options.agent_id):
+        raise click.BadParameter(
+            f"{options.agent_id!r} is not 1 to 128 letters, digits, '.', '_', ':' or '-', a letter or digit first",
+            param_hint="--agent-id",
+        )
+
+
+def _fits(kind: Any, name: str) -> bool:
+    try:
+        TypeAdapter(kind).validate_python(name)
+    except ValidationError:
+        return False
+    return True
 
 
 async def _keep_metrics(path: Path, replica: Replica) -> None:
