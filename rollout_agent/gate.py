@@ -28,7 +28,7 @@ _LOG = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _PATIENCE_S = 5.0
-"""How long an agent waits for engines before it says so."""
+"""How long an agent waits for engines, and an engine for a whole version, before it says so."""
 _MAX_REFUSALS = 3
 """How often files may be found wrong, each time in another record of a version: the agent writes one when it looked."""
 
@@ -76,10 +76,19 @@ Entered = tuple[Lock, Whole]
 
 
 def _in_time(attempt: Callable[[], Entered | None], visitor: Visitor, timeout_s: float | None) -> Entered:
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    said, start_s = False, time.monotonic()
     while (entered := attempt()) is None:
-        if deadline is not None and time.monotonic() > deadline:
-            raise NotWhole(visitor.why_not(timeout_s or 0.0))
+        waited_s = time.monotonic() - start_s
+        if timeout_s is not None and waited_s > timeout_s:
+            raise NotWhole(visitor.why_not(timeout_s))
+        if not said and waited_s >= _PATIENCE_S:
+            said = True
+            # Of files that are wrong it was said when they were found so.
+            if not visitor.fault:
+                model = visitor.places.model
+                _LOG.warning(
+                    "%s holds no whole version; waiting for `weightcast rollout`: start it if none runs", model
+                )
         time.sleep(_POLL_S)
     return entered
 

@@ -243,6 +243,17 @@ async def test_what_another_boot_left_is_not_whole(training: Training, tmp_path:
     assert Visitor(Rebooted(), Places.of(tmp_path)).enter() is None
 
 
+def test_who_waits_long_for_a_whole_version_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(gate, "_PATIENCE_S", 0.05)
+    with pytest.raises(NotWhole), shared(tmp_path, timeout_s=0.3):
+        pass
+    assert caplog.messages == [
+        f"{tmp_path} holds no whole version; waiting for `weightcast rollout`: start it if none runs"
+    ]
+
+
 def test_the_command_holds_the_directory_while_it_runs(tmp_path: Path) -> None:
     training = Training(LocalStore(tmp_path / "bucket"))
     asyncio.run(training.publish())

@@ -33,7 +33,7 @@ _POLL_S = 0.05
     show_default=True,
     help="Hash the weights before, which also finds what rotted by itself; without it only files that were touched.",
 )
-@click.argument("argv", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.argument("argv", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def command(
     model_dir: Path, timeout_s: float | None, ready_file: Path | None, verify: bool, argv: tuple[str, ...]
 ) -> None:
