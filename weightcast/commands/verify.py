@@ -71,8 +71,8 @@ def _say_directory(directory: Path, verdict: Verdict, as_json: bool) -> None:
         click.echo(fault)
     outcome = "all good" if verdict.good else _counted(len(faults), "fault")
     click.echo(
-        f"{directory}: version {verdict.whole.position} of {verdict.whole.run}, {verdict.groups} groups, "
-        f"{verdict.nbytes} bytes: {outcome}"
+        f"{directory}: version {verdict.whole.position} of {verdict.whole.run}, "
+        f"{_counted(verdict.groups, 'group')}, {verdict.nbytes} bytes: {outcome}"
     )
 
 
