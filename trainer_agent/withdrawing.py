@@ -60,7 +60,7 @@ async def _withdraw_in_bucket(worker: Worker, version: int, why: Refused) -> Giv
         return GivenUp()  # retention has passed it
     if (opened.run_id, opened.term) != (worker.run_id, worker.term):
         return GivenUp()  # of another run by this name, or of another launch: not ours to decide
-    abort = withdrawn(opened, {worker.config.rank: Withdrawal(why.code, why.message[:MAX_SENTENCE])}, worker.nonce())
+    abort = withdrawn(opened, {worker.config.rank: Withdrawal(why.code, why.message)}, worker.nonce())
     key = manifest_key(run, version)
     found = await create_or_read(store, key, abort.to_bytes(), MAX_RECORD_BYTES)
     if isinstance(found, Existing) and record_format(found.data, key=key) != Abort.FORMAT:
