@@ -38,7 +38,7 @@ class _Duration(click.ParamType[float]):
 
 @click.command()
 @store_option()
-@click.option("--run", "run", required=True, help="The run to collect.")
+@click.option("--run", "run", required=True, help="The run to collect; WEIGHTCAST_RUN does not stand for it.")
 @click.option("--keep-versions", type=click.IntRange(1), help="Keep this many of the newest sealed versions.")
 @click.option("--floor", type=click.IntRange(1), help="Keep this version and all after it.")
 @click.option(

@@ -108,7 +108,11 @@ class _Options:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Keep counters of damage and repairs in this file, as Prometheus' node_exporter collects them.",
 )
-@click.option("--once", is_flag=True, help="Catch up, hand over, and end; exit status 0 only if that was done.")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Catch up, hand over, and end; exit status 0 only if that was done. No coordinator hears of it.",
+)
 @click.option("--verbose", is_flag=True, help="Log more.")
 def command(**options: Any) -> None:
     """Keep a model directory on the policy of a run.
