@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+
 from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
+from trainer_agent import background
+from trainer_agent.messages import BaseRebuilt
 from trainer_agent.state import STATE_FILE
 
 
@@ -38,3 +45,30 @@ async def lose_the_base_twice(walk: Walk) -> None:
 
 def test_the_next_copy_goes_beside_a_base_that_was_rebuilt() -> None:
     walk(1, play=lose_the_base_twice)
+
+
+async def never(*_: Any, **__: Any) -> None:
+    """A full of which the upload takes its time."""
+    await asyncio.Event().wait()
+
+
+async def lose_the_base_of_a_full(walk: Walk) -> None:
+    """While it is being read."""
+    walk.world.full_every = 2
+    launch = walk.start_launch(world_size=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "send_shard", never)
+        await walk.until(lambda: bool(launch.walkers), 10.0)
+        assert [await publish(walk), await publish(walk)] == [None, None]
+        (worker,) = (rank.worker for rank in launch.walkers)
+        assert worker is not None
+        assert worker.full is not None
+        worker.save(worker.state.model_copy(update={"base": None}))
+        worker.emit(BaseRebuilt(base_slot=None))
+        await asyncio.sleep(1.0)
+        assert await publish(walk) is None
+        assert worker.full is None
+
+
+def test_no_base_is_rebuilt_where_a_full_is_read_from() -> None:
+    walk(1, play=lose_the_base_of_a_full)
