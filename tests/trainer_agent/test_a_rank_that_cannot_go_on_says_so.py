@@ -259,3 +259,19 @@ def test_they_do_however_short_training_waits(make_service, launch_ranks) -> Non
         time.sleep(0.2)  # a step of training
     assert len(set(ended(handles))) == 1
     assert found(service)[0] == "sealed"
+
+
+def test_a_step_that_the_others_left_out_holds_up_nobody(make_service, launch_ranks) -> None:
+    """Whoever publishes it late does not wait for the next one, which waits for the same rank."""
+    service = make_service(expire_after_s=EXPIRE_AFTER_S)
+    ranks = launch_ranks(service, 2)
+    assert ended(publish(ranks, 0)) == [1, 1]
+    weights = halves(1)
+    assert isinstance(ranks.publishers[0].publish({"other": weights[0]["w0"]}, 1).error, PiecesChanged)
+    ahead = ranks.publishers[0].publish(halves(2)[0], 2)
+    while found(service) != ["undecided", "sealed"]:
+        time.sleep(0.02)
+    late = ranks.publishers[1].publish(weights[1], 1)
+    (error,) = ended([late])
+    assert "it came too late: the other ranks already publish step 2 as version 2" in str(error)
+    assert ended([ahead, ranks.publishers[1].publish(halves(2)[1], 2)]) == [2, 2]
