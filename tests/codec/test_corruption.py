@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec
-from codec import header, methods
+from codec import fields, header, methods, streams
+from codec.errors import CorruptFrame
 
 METHODS = [m.name for m in methods.METHODS]
 
@@ -206,3 +207,15 @@ def test_widths_that_fields_cannot_have(widths):
     payload = b"\x03\x01" + bytes(widths) + b"\x00" + gaps + steps
     with pytest.raises(codec.CorruptFrame, match="impossible"):
         codec.decode_group(np.zeros(9, np.uint16), payload, "BF16", 9)
+
+
+def test_a_weight_that_changes_twice():
+    """fields_v1 lists its changes in two classes, each ascending by construction."""
+    one = np.ones(1, np.uint8)
+    head = (streams.varint(1) + bytes([1, 1])) * 2
+    body = head + streams.pack([one * 5, one, one * 5, one], streams.SPARSE_CANDIDATES)
+    base = np.zeros(10, np.uint16)
+    with pytest.raises(CorruptFrame, match="ascend"):
+        fields.decode(base, memoryview(body), "BF16", base.size)
+    apart = head + streams.pack([one * 5, one, one * 6, one], streams.SPARSE_CANDIDATES)
+    assert fields.decode(base, memoryview(apart), "BF16", base.size).index.tolist() == [5, 6]

@@ -177,12 +177,18 @@ def test_changes_that_do_not_fit_the_buffer(bf16_pair):
     whole = codec.decode_group(None, b"\x01" + bytes(8), "BF16", 4)
     read_only = bf16_pair.base.copy()
     read_only.flags.writeable = False
+    twice = np.append(change.index[1:], change.index[-1])
     for buffer, what in (
         (bf16_pair.base[:10].copy(), change),
         (np.zeros(4000, np.uint32), change),
         (read_only, change),
         (np.zeros(5, np.uint16), whole),
         (bf16_pair.base.copy(), codec.Change(change.index, change.bits[1:], None, b"")),
+        (bf16_pair.base.copy(), codec.Change(change.index[::-1].copy(), change.bits, None, b"")),
+        (
+            bf16_pair.base.copy(),
+            codec.Change(twice, change.bits, None, b""),
+        ),
     ):
         before = buffer.copy()
         with pytest.raises(codec.InvalidInput):
