@@ -262,3 +262,9 @@ class Process:
         await asyncio.sleep(seconds)
         if self.hindered:
             await self.turn()
+
+
+def is_over() -> bool:
+    """Whether this is done for a process that was killed: by its tasks while they end, in reality never."""
+    process = _PROCESS.get()
+    return process is not None and not process.alive

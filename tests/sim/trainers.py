@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights, group_bits
-from tests.sim.loop import Process
+from tests.sim.loop import Process, is_over
 from trainer_agent.arena import SLOTS, Arena
 from trainer_agent.desk import Desk
 from trainer_agent.errors import StillUndecided, TrainerError, Unreachable
@@ -47,7 +47,8 @@ class SimArena:
         self.slots: list[bytearray] = []
 
     def write(self, name: str, data: bytes) -> None:
-        self.files[name] = data
+        if not is_over():
+            self.files[name] = data
 
     def read(self, name: str) -> bytes | None:
         return self.files.get(name)

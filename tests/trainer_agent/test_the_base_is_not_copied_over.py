@@ -72,3 +72,25 @@ async def lose_the_base_of_a_full(walk: Walk) -> None:
 
 def test_no_base_is_rebuilt_where_a_full_is_read_from() -> None:
     walk(1, play=lose_the_base_of_a_full)
+
+
+async def seal_while_a_full_goes_up(walk: Walk) -> None:
+    """Each version is due to have a full."""
+    walk.world.full_every = 1
+    launch = walk.start_launch(world_size=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(background, "send_shard", never)
+        await walk.until(lambda: bool(launch.walkers), 10.0)
+        (rank,) = launch.walkers
+        assert [await publish(walk), await publish(walk)] == [None, None]
+        assert rank.worker is not None
+        full = rank.worker.full
+        assert full is not None
+        assert await publish(walk) is None
+        assert rank.worker.full is full
+        assert rank.desk._full_slot == full.slot
+    rank.sidecar.kill()  # the next one uploads it in no time
+
+
+def test_one_full_goes_up_at_a_time() -> None:
+    walk(1, play=seal_while_a_full_goes_up)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tests.sim.clocks import Clock
 from tests.sim.coordinators import SimClient
 from tests.sim.errors import Killed
-from tests.sim.loop import _PROCESS, Process, SimLoop
+from tests.sim.loop import _PROCESS, Process, SimLoop, is_over
 from tests.sim.store import SimStore, retried
 from tests.sim.trainers import SimArena
 from tests.sim.world import World
@@ -132,9 +132,7 @@ class WalkArena(SimArena):
     is_full = False
 
     def write(self, name: str, data: bytes) -> None:
-        if (process := _PROCESS.get()) is not None and not process.alive:
-            return  # what its tasks do while they end, a process that was killed would never have done
-        if name != STATE_FILE:
+        if name != STATE_FILE or is_over():
             super().write(name, data)
             return
         if self.is_full:
