@@ -68,6 +68,12 @@ def ended(handles: list) -> list:
     return [end(handle) for handle in handles]
 
 
+def second_is_opened(service) -> None:
+    """Return once the second version is: by who publishes it, before the others go on."""
+    while found(service) != ["undecided", "sealed"]:
+        time.sleep(0.02)
+
+
 @pytest.fixture
 def bucket(s3_url) -> Iterator[Callable[[bool], str]]:
     """``bucket(refuses)``: the store's URL, after its policy was set to refuse the shards of rank 1, or nothing."""
@@ -225,6 +231,7 @@ def test_a_step_that_one_rank_left_out_holds_up_nobody(make_service, launch_rank
     left_out = ranks.publishers[1].publish({"other": weights[1]["w1"]}, 1)
     assert isinstance(left_out.error, PiecesChanged)
     waiting = ranks.publishers[0].publish(weights[0], 1)
+    second_is_opened(service)
     assert ended(publish(ranks, 2)) == [3, 3]
     assert "withdrawn: rank 1 cannot send its shard of version 2 (step 1)" in str(waiting.error)
     assert "it gave step 1 up and has gone on to step 2" in str(waiting.error)
@@ -238,6 +245,7 @@ def test_ranks_that_left_out_different_steps_find_together_again(make_service, l
     weights = halves(1)
     assert isinstance(ranks.publishers[1].publish({"other": weights[1]["w1"]}, 1).error, PiecesChanged)
     left_alone = ranks.publishers[0].publish(weights[0], 1)
+    second_is_opened(service)
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 60.0)
     monkeypatch.setattr(desk, "time", later)
     assert ended(publish(ranks, 2)) == [3, 3]
@@ -269,8 +277,7 @@ def test_a_step_that_the_others_left_out_holds_up_nobody(make_service, launch_ra
     weights = halves(1)
     assert isinstance(ranks.publishers[0].publish({"other": weights[0]["w0"]}, 1).error, PiecesChanged)
     ahead = ranks.publishers[0].publish(halves(2)[0], 2)
-    while found(service) != ["undecided", "sealed"]:
-        time.sleep(0.02)
+    second_is_opened(service)
     late = ranks.publishers[1].publish(weights[1], 1)
     (error,) = ended([late])
     assert "it came too late: the other ranks already publish step 2 as version 2" in str(error)
