@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,9 @@ QUICK = Pace(poll_s=0.02, first_retry_s=0.02, longest_retry_s=0.05, heartbeat_s=
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
+def memory(memory_dir: Path) -> Path:
     """A directory whose files are gone after a reboot."""
-    if not LocalDisk().is_volatile(Path("/dev/shm")):
-        pytest.skip("/dev/shm is no tmpfs here")
-    path = Path(mkdtemp(dir="/dev/shm", prefix="weightcast-test-"))
-    yield path / "model"
-    shutil.rmtree(path)
+    return memory_dir / "model"
 
 
 @pytest.fixture
@@ -69,6 +64,13 @@ async def opened(
     return await Replica.open(run="tiny", model_dir=model, state_dir=state, store=training.store, disk=disk, **options)
 
 
+async def begun(replica: Replica, disk: SlowDisk, **options: Any) -> asyncio.Task[None]:
+    """A checkpoint of which the first copy waits."""
+    saving = asyncio.ensure_future(replica.checkpoint(**options))
+    await until(lambda: disk.asked > 0)
+    return saving
+
+
 def recorded(model: Path, state: Path) -> Position | None:
     found = load(LocalDisk(), Places.of(model, state).checkpoint, State)
     return found.version.position if found is not None else None
@@ -95,8 +97,7 @@ async def test_versions_are_applied_while_one_is_made(
     await training.publish()
     async with await opened(training, memory, state, disk) as replica:
         await replica.catch_up()
-        saving = asyncio.ensure_future(replica.checkpoint())
-        await until(lambda: disk.asked > 0)
+        saving = await begun(replica, disk)
         for _ in range(3):
             training.step(0.01)
             assert await replica.catch_up() != await training.publish()
@@ -168,8 +169,7 @@ async def test_one_of_files_that_were_replaced_meanwhile_is_no_failure(
         await replica.catch_up()
     disk = SlowDisk()
     async with await opened(training, memory, state, disk, file_bytes=1000) as replica:
-        saving = asyncio.ensure_future(replica.checkpoint(force=True))
-        await until(lambda: disk.asked > 0)
+        saving = await begun(replica, disk, force=True)
         await replica.catch_up()  # all tensors, in other files
         disk.go.set()
         await saving
@@ -187,8 +187,7 @@ async def test_one_of_files_that_were_found_wrong_meanwhile_does_not_count(
     await training.publish()
     async with await opened(training, memory, state, disk) as replica:
         await replica.catch_up()
-        saving = asyncio.ensure_future(replica.checkpoint())
-        await until(lambda: disk.asked > 0)
+        saving = await begun(replica, disk)
         spoil(weights_in(memory), at)
         assert await replica.check()
         disk.go.set()
@@ -225,8 +224,7 @@ async def test_one_that_ends_after_a_version_was_committed_leaves_all_that_this_
     await training.publish()
     async with await opened(training, memory, state, disk) as replica:
         await replica.catch_up()
-        saving = asyncio.ensure_future(replica.checkpoint())
-        await until(lambda: disk.asked > 0)
+        saving = await begun(replica, disk)
         training.step(0.01)
         training.assets["tokenizer.json"] = b'{"other": 1}'
         await training.publish()
@@ -248,8 +246,7 @@ async def test_stopping_waits_for_one_piece_only(training: Training, memory: Pat
     await training.publish()
     replica = await opened(training, memory, state, disk)
     await replica.catch_up()
-    saving = asyncio.ensure_future(replica.checkpoint())
-    await until(lambda: disk.asked > 0)
+    saving = await begun(replica, disk)
     closing = asyncio.ensure_future(replica.close())
     await asyncio.sleep(0)
     disk.go.set()

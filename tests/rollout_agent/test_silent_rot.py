@@ -23,6 +23,13 @@ from tests.rollout_agent.harming import edit, forge, weight_files
 from tests.rollout_agent.training import Down, Training
 
 
+def rot(disk: Blind, path: Path) -> None:
+    """A weight changes, and no stamp tells."""
+    disk.frozen = True
+    edit(weight_files(path)[1])
+    forge(path)
+
+
 async def test_silent_rot_is_found_by_verifying_and_repaired_on_request(
     training: Training, tmp_path: Path, read_dir: ReadDir
 ) -> None:
@@ -30,9 +37,7 @@ async def test_silent_rot_is_found_by_verifying_and_repaired_on_request(
     disk = Blind()
     async with await opened(training, tmp_path, disk=disk) as replica:
         await replica.catch_up()
-        disk.frozen = True
-        edit(weight_files(tmp_path)[1])
-        forge(tmp_path)
+        rot(disk, tmp_path)
         assert enters(tmp_path) == 1, "nothing tells"
         with pytest.raises(NotWhole, match="expected"):
             enters(tmp_path, verify=True)
@@ -47,9 +52,7 @@ async def test_silent_rot_is_found_by_the_scrub(training: Training, tmp_path: Pa
     disk = Blind()
     async with await opened(training, tmp_path, disk=disk) as replica:
         await replica.catch_up()
-        disk.frozen = True
-        edit(weight_files(tmp_path)[1])
-        forge(tmp_path)
+        rot(disk, tmp_path)
         engine = Loads(read_dir)
         async with following(replica, engine, Pace(watch_s=0.02, scrub_s=0.01)):
             await until(lambda: replica.faults.repaired_by_route["store"] == 1)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from tests.trainer_agent.walk_jobs import WalkRank
 from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
 from trainer_agent import background
+from trainer_agent.background import FullUpload
 from trainer_agent.messages import BaseRebuilt
 from trainer_agent.state import STATE_FILE
 
@@ -52,17 +56,26 @@ async def never(*_: Any, **__: Any) -> None:
     await asyncio.Event().wait()
 
 
-async def lose_the_base_of_a_full(walk: Walk) -> None:
-    """While it is being read."""
-    walk.world.full_every = 2
+@asynccontextmanager
+async def full_goes_up(walk: Walk, *, every: int) -> AsyncIterator[tuple[WalkRank, FullUpload]]:
+    """Inside, the only rank of a job uploads a full without an end, of the first version that is due to have one."""
+    walk.world.full_every = every
     launch = walk.start_launch(world_size=1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(background, "send_shard", never)
         await walk.until(lambda: bool(launch.walkers), 10.0)
         assert [await publish(walk), await publish(walk)] == [None, None]
-        (worker,) = (rank.worker for rank in launch.walkers)
+        (rank,) = launch.walkers
+        assert rank.worker is not None
+        assert rank.worker.full is not None
+        yield rank, rank.worker.full
+
+
+async def lose_the_base_of_a_full(walk: Walk) -> None:
+    """While it is being read."""
+    async with full_goes_up(walk, every=2) as (rank, _):
+        worker = rank.worker
         assert worker is not None
-        assert worker.full is not None
         worker.save(worker.state.model_copy(update={"base": None}))
         worker.emit(BaseRebuilt(base_slot=None))
         await asyncio.sleep(1.0)
@@ -76,17 +89,9 @@ def test_no_base_is_rebuilt_where_a_full_is_read_from() -> None:
 
 async def seal_while_a_full_goes_up(walk: Walk) -> None:
     """Each version is due to have a full."""
-    walk.world.full_every = 1
-    launch = walk.start_launch(world_size=1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(background, "send_shard", never)
-        await walk.until(lambda: bool(launch.walkers), 10.0)
-        (rank,) = launch.walkers
-        assert [await publish(walk), await publish(walk)] == [None, None]
-        assert rank.worker is not None
-        full = rank.worker.full
-        assert full is not None
+    async with full_goes_up(walk, every=1) as (rank, full):
         assert await publish(walk) is None
+        assert rank.worker is not None
         assert rank.worker.full is full
         assert rank.desk._full_slot == full.slot
     rank.sidecar.kill()  # the next one uploads it in no time
