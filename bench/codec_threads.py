@@ -2,19 +2,26 @@
 
 With one core the process is pinned to one (Linux). Each time on two cores is set against those on one just before and
 just after it, and the median of these ratios is reported: between the best times of a whole run lie other clock speeds
-and, on a virtual machine, other neighbours. Memory is shared by the cores: what memcpy and XXH3 themselves gain from a
-second one is printed beside. Pieces small enough to stay in the caches show what the coder gains where memory is not in
-the way. CPU time shows what two cores cost each other, and tells something even where the machine has other work.
+and, on a virtual machine, other neighbours.
+
+What the machine calls two cores may be less: two threads of one core, or cores with busy neighbours. So beside each
+time stands that of arithmetic that needs no memory at all (SHA-256 again and again, in registers); what the second core
+is worth to it is what there was to gain in that round. Rounds in which it gains next to all of a core are reported on
+their own. Memory is shared by the cores as well: what memcpy and XXH3 gain is printed too, and pieces small enough to
+stay in the caches are measured. How busy two cores are kept, and whether the same work costs more CPU time there,
+tells threads that wait for each other from cores that hold each other up.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
+from statistics import fmean, median
 from typing import NamedTuple
 
 import numpy as np
@@ -27,12 +34,16 @@ from codec.header import chunks_of
 from weightcast.measure import iid
 from weightcast.measure.timing import one_thread
 
-COUNT = 1 << 26
-"""Weights: 128 MiB, four chunks or eight pieces."""
-PIECES = 8
+COUNT = 1 << 27
+"""Weights: 256 MiB, eight chunks or sixteen pieces."""
+PIECES = 16
 CACHED = 1 << 20
 """Weights of a piece that stays in the caches: 4 MiB with its base, done again and again."""
 WANTED = 1.8
+GIVEN = 1.85
+"""What arithmetic in registers has to gain in a round for the machine to have had two cores then."""
+CONTROL_ROUNDS = 20_000
+"""Of SHA-256, in each of eight parts: some 10 ms each."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,16 @@ class Row:
     two_gbps: float
     ratios: tuple[float, float, float]
     """How much faster two cores are: the quartiles of the rounds."""
+    control: float
+    """How much faster arithmetic in registers was on two cores, in the same rounds."""
+    given: int
+    """In how many rounds that was at least ``GIVEN``."""
+    given_ratio: float | None
+    """The median of the ratios in those rounds."""
     cpu_growth: float
     """CPU seconds on two cores over those on one, for the same work."""
+    busy: float
+    """CPU seconds on two cores over the wall clock there: how many cores were at work."""
 
     @property
     def ratio(self) -> float:
@@ -118,6 +137,12 @@ def works(base: Bits, new: Bits) -> dict[str, Callable[[], object]]:
     }
 
 
+def control() -> None:
+    """Arithmetic that stays in registers, in all threads; the standard library releases the GIL for it."""
+    part = partial(hashlib.pbkdf2_hmac, "sha256", b"control", iterations=CONTROL_ROUNDS)
+    on_all_cores(part, [bytes([i]) for i in range(8)])
+
+
 def copying() -> Callable[[], object]:
     """Halves of an array, as many at a time as there are cores."""
     source = np.arange(COUNT, dtype=np.uint16)
@@ -135,22 +160,39 @@ def hashing() -> Callable[[], object]:
 def on_all_cores(work: Callable[..., object], jobs: Sequence[object]) -> None:
     """``work`` for each job, in as many threads as the process may use cores."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(work, jobs))
+        for _ in pool.map(work, jobs):
+            pass  # results are let go, as whoever stores or sends them does
 
 
 def compare(name: str, work: Callable[[], object], cores: Sequence[int], rounds: int) -> Row:
-    """``work`` on one core, on both, and on one again, ``rounds`` times. Threads inherit the pinning."""
+    """``work`` on one core, on both, and on the other one, ``rounds`` times. Threads inherit the pinning."""
     allowed = os.sched_getaffinity(0)
     try:
-        found = [[timed(work, some) for some in (cores[:1], cores, cores[:1])] for _ in range(rounds + 1)][1:]
+        found = [[sample(work, some) for some in (cores[:1], cores, cores[1:])] for _ in range(rounds + 1)][1:]
     finally:
         os.sched_setaffinity(0, allowed)
-    one, two = ([round_[i].wall_s for round_ in found] for i in (0, 1))
-    ratios = [(before.wall_s + after.wall_s) / 2 / both.wall_s for before, both, after in found]
-    growth = [2 * both.cpu_s / (before.cpu_s + after.cpu_s) for before, both, after in found]
+    ratios = [gain([of.work.wall_s for of in round_]) for round_ in found]
+    controls = [gain([of.control_s for of in round_]) for round_ in found]
+    given = [ratio for ratio, of_control in zip(ratios, controls, strict=True) if of_control >= GIVEN]
     low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75)).tolist()
     gigabytes = 2 * COUNT / 1e9
-    return Row(name, gigabytes / median(one), gigabytes / median(two), (low, middle, high), median(growth))
+    return Row(
+        name,
+        gigabytes / median(round_[0].work.wall_s for round_ in found),
+        gigabytes / median(round_[1].work.wall_s for round_ in found),
+        (low, middle, high),
+        median(controls),
+        len(given),
+        median(given) if given else None,
+        1 / median(gain([of.work.cpu_s for of in round_]) for round_ in found),
+        median(round_[1].work.cpu_s / round_[1].work.wall_s for round_ in found),
+    )
+
+
+def gain(times: Sequence[float]) -> float:
+    """Times on one core, on two, and on one again -> how much faster two are."""
+    before, both, after = times
+    return fmean((before, after)) / both
 
 
 class Times(NamedTuple):
@@ -158,6 +200,20 @@ class Times(NamedTuple):
 
     wall_s: float
     cpu_s: float
+
+
+class Sample(NamedTuple):
+    """Work, and the control just before and after it, in seconds."""
+
+    work: Times
+    control_s: float
+
+
+def sample(work: Callable[[], object], cores: Sequence[int]) -> Sample:
+    """Run ``work`` on these cores, between two controls."""
+    before = timed(control, cores).wall_s
+    of_work = timed(work, cores)
+    return Sample(of_work, fmean((before, timed(control, cores).wall_s)))
 
 
 def timed(work: Callable[[], object], cores: Sequence[int]) -> Times:
@@ -170,16 +226,16 @@ def timed(work: Callable[[], object], cores: Sequence[int]) -> Times:
 
 def table(measured: Sequence[Row]) -> str:
     """Markdown; ``measured`` begins with memcpy and XXH3."""
-    copy, xxh3 = measured[:2]
-    lines = [
-        "| work | one core GB/s | two cores GB/s | two to one (quartiles) | memcpy's | XXH3's | CPU time |",
-        "|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    columns = ["work", "one core GB/s", "two cores GB/s", "two to one (quartiles)", "registers"]
+    columns += [f"two to one where registers gain {GIVEN} (rounds)", "CPU time", "cores busy"]
+    lines = [f"| {' | '.join(columns)} |", "|---|" + "---:|" * (len(columns) - 1)]
     for row in measured:
-        missed = f" MISSED (wanted {WANTED})" if row not in (copy, xxh3) and row.ratio < WANTED else ""
         low, middle, high = row.ratios
+        of_given = "none" if row.given_ratio is None else f"{row.given_ratio:.2f} ({row.given})"
+        missed = row not in measured[:2] and (row.ratio if row.given_ratio is None else row.given_ratio) < WANTED
         lines.append(
-            f"| {row.name} | {row.one_gbps:.2f} | {row.two_gbps:.2f} | {middle:.2f} ({low:.2f} to {high:.2f}){missed}"
-            f" | {copy.ratio:.2f} | {xxh3.ratio:.2f} | x {row.cpu_growth:.2f} |"
+            f"| {row.name} | {row.one_gbps:.2f} | {row.two_gbps:.2f} | {middle:.2f} ({low:.2f} to {high:.2f})"
+            f" | {row.control:.2f} | {of_given}{f' MISSED (wanted {WANTED})' if missed else ''}"
+            f" | x {row.cpu_growth:.2f} | {row.busy:.2f} |"
         )
     return "\n".join(lines)

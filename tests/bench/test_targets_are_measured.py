@@ -49,6 +49,7 @@ def test_small_tensors_and_threads(part: object, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(part, "COUNT", 1 << 20)
     if part is codec_threads:
         monkeypatch.setattr(codec_threads, "CACHED", 1 << 14)
+        monkeypatch.setattr(codec_threads, "CONTROL_ROUNDS", 1)
         if len(os.sched_getaffinity(0)) < 2:
             pytest.skip("one core")
     measured = list(part.rows(1))  # type: ignore[attr-defined]
