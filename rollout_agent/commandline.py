@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from rollout_agent.errors import EngineRefused
@@ -13,10 +13,14 @@ _TOKENS = frozenset({"WEIGHTCAST_TOKEN", "WEIGHTCAST_TOKEN_FILE"})
 _SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "ash"})
 _IN_QUOTES = re.compile(r"\$\(|`")
 _OUTSIDE = re.compile(r"&&|\|\||[;|<>`]|\$\(|(?<!\S)&(?!\S)")
+_PLACEHOLDER = re.compile(r"(?<![${])\{(\w+)\}(?!\})")
+"""Not a shell's ``${name}``, nor the ``{{name}}`` of other programs' templates."""
 
 
-def split_command(command: str) -> list[str]:
-    """The words of ``command``, split as a shell would. ``EngineRefused`` for none, and for what needs a shell."""
+def split_command(command: str, placeholders: Collection[str]) -> list[str]:
+    """The words of ``command``, split as a shell would. ``EngineRefused`` for none, for what needs a shell, and for a
+    placeholder ``{name}`` that is none of ``placeholders``.
+    """
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -28,6 +32,13 @@ def split_command(command: str) -> list[str]:
         raise EngineRefused(
             f"the command for new versions has {operator} in it, which only a shell understands, and none runs it: "
             f"write sh -c '…' around it, or '{operator}' in single quotes if it is a plain argument"
+        )
+    unknown = next((name for name in _PLACEHOLDER.findall(command) if name not in placeholders), None)
+    if unknown is not None:
+        known = ", ".join(f"{{{name}}}" for name in placeholders)
+        raise EngineRefused(
+            f"the command for new versions has {{{unknown}}} in it, and only {known} are filled in: correct it, or "
+            f"write {{ {unknown} }} if it is no placeholder"
         )
     return words
 

@@ -25,6 +25,8 @@ from rollout_agent.errors import EngineAbsent, EngineRefused, EngineSilent
 
 _LOG = logging.getLogger(__name__)
 
+_PLACEHOLDERS = ("version", "path", "step", "run")
+"""Fields of :class:`Staged`."""
 _TAIL_BYTES = 400
 _FROM_PROXIES = frozenset({502, 504})
 """What a proxy says when the one behind it has not answered."""
@@ -56,17 +58,16 @@ class CommandEngine:
     """Runs a command for each version; exit status 0 confirms, another one refuses. One that hangs is ended.
 
     ``{version}``, ``{path}``, ``{step}`` and ``{run}`` in it are filled in. The command is split as a shell would
-    split it, but no shell runs it: ``EngineRefused`` for one that has a shell's operators in it.
+    split it, but no shell runs it: ``EngineRefused`` for one that has a shell's operators in it, or another ``{name}``.
     """
 
     def __init__(self, command: str, *, timeout_s: float = 600) -> None:
-        self._argv = split_command(command)
+        self._argv = split_command(command, _PLACEHOLDERS)
         self._timeout_s = timeout_s
 
     async def load(self, staged: Staged) -> None:
         """See :meth:`Engine.load`."""
-        values = {"version": staged.version, "step": staged.step, "path": staged.path, "run": staged.run}
-        argv = [_fill(word, values) for word in self._argv]
+        argv = [_fill(word, staged) for word in self._argv]
         try:
             process = await asyncio.create_subprocess_exec(
                 *argv,
@@ -137,10 +138,10 @@ class Engines:
             await engine.load(staged)
 
 
-def _fill(word: str, values: dict[str, object]) -> str:
+def _fill(word: str, staged: Staged) -> str:
     # Not str.format: other braces (JSON) in the command stay as they are.
-    for name, value in values.items():
-        word = word.replace(f"{{{name}}}", str(value))
+    for name in _PLACEHOLDERS:
+        word = word.replace(f"{{{name}}}", str(getattr(staged, name)))
     return word
 
 

@@ -20,8 +20,8 @@ STAGED = Staged("tiny", 7, 42, Path("/models/tiny dir"))
 async def test_a_command_gets_version_path_step_and_run(tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     code = f"import sys, json; json.dump(sys.argv[1:], open({str(out)!r}, 'w'))"
-    await CommandEngine(f'{sys.executable} -c "{code}" {{version}} {{path}} x{{step}}-{{run}} {{other}}').load(STAGED)
-    assert json.loads(await asyncio.to_thread(out.read_text)) == ["7", "/models/tiny dir", "x42-tiny", "{other}"]
+    await CommandEngine(f'{sys.executable} -c "{code}" {{version}} {{path}} x{{step}}-{{run}}').load(STAGED)
+    assert json.loads(await asyncio.to_thread(out.read_text)) == ["7", "/models/tiny dir", "x42-tiny"]
 
 
 async def test_no_shell_runs_the_command() -> None:
@@ -59,10 +59,17 @@ def test_what_only_a_shell_understands_is_refused_at_once(command: str, operator
         "python -c \"import sys; print('it is > 3')\"",
         r"find {path} -exec touch {} \;",
         "echo it\\'s $5",
+        "sh -c 'echo ${version} {{port}} {} {1..3} { print }'",
     ],
 )
 def test_plain_arguments_are_left_alone(command: str) -> None:
     CommandEngine(command)
+
+
+@pytest.mark.parametrize("command", ["reload {verson}", "sh -c 'reload {verson}'", "reload --to={path}{verson}"])
+def test_what_would_not_be_filled_in_is_refused_at_once(command: str) -> None:
+    with pytest.raises(EngineRefused, match=r"has \{verson\} in it, and only \{version\}, \{path\}, \{step\}, \{run\}"):
+        CommandEngine(command)
 
 
 async def test_a_failing_command_says_why() -> None:
