@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable
 
@@ -12,16 +13,19 @@ from coordinator.events import EventId
 from coordinator.history import History
 from coordinator.runs import Run
 from coordinator.wire import RegionsEvent, RegionVersion
+from weight_store.errors import FormatError, StoreError
 
 _REGIONS_EVERY_S = 1.0
 """Heartbeats may come thousands a second; what they amount to is told this often at most."""
 
 
 async def feed(
-    run: Run, history: History, clock: Callable[[], float], keep_alive_s: float, after: EventId | None
+    run: Run, view: View, history: History, clock: Callable[[], float], keep_alive_s: float, after: EventId | None
 ) -> AsyncIterator[str]:
-    """Yield events after ``after`` for ever (until the coordinator stops), with keep-alive comments in between."""
-    view = await run.fresh()
+    """Yield events after ``after`` for ever (until the coordinator stops), with keep-alive comments in between.
+
+    ``view``: read just now. While the store does not answer, what has to be read for the next event waits for it.
+    """
     last, gap = events.start(view, after)
     if gap:
         yield _gap(gap)
@@ -32,7 +36,8 @@ async def feed(
             view, now_s = run.view or view, clock()
             text = ""
             if (event_id := events.following(last, view)) is not None:
-                text, last = await _next(history, event_id, view, now_s)
+                with contextlib.suppress(StoreError):
+                    text, last = await _next(history, event_id, view, now_s)
             elif now_s - looked_s >= _REGIONS_EVERY_S or not told:
                 looked_s = now_s
                 regions = history.regions(view.head.position.version, now_s)
@@ -50,7 +55,7 @@ async def feed(
 async def _next(history: History, event_id: EventId, view: View, now_s: float) -> tuple[str, EventId]:
     try:
         answer = await history.answer(event_id.version, view, now_s)
-    except UnknownVersion:  # deleted by retention: go on where the bucket still has everything
+    except (UnknownVersion, FormatError):  # deleted by retention, or damaged: go on where all is there
         head = EventId(view.head.position.version, events.OPENED)
         return _gap(head), head
     name = "opened" if event_id.phase == events.OPENED else answer.state

@@ -306,8 +306,8 @@ class Coordinator:
         if self._streams >= self.settings.max_streams:
             raise TooBusy(f"{self._streams} event streams are open already: poll the head instead, or close some")
         run, history = self._run(name)
-        await run.fresh()
-        return self._counted(feed(run, history, self._ambient.clock, self.settings.keep_alive_s, after))
+        view = await run.fresh()
+        return self._counted(feed(run, view, history, self._ambient.clock, self.settings.keep_alive_s, after))
 
     async def _counted(self, stream: AsyncIterator[str]) -> AsyncIterator[str]:
         self._streams += 1

@@ -14,6 +14,10 @@ from coordinator.ambient import Settings
 from coordinator.client import Event, _events
 from coordinator.errors import UnknownRun
 from coordinator.events import EventId
+from tests.coordinator.passing import Passing
+from weight_store.errors import StoreUnavailable
+from weight_store.keys import manifest_key
+from weight_store.store import Blob
 
 
 class Stream:
@@ -102,6 +106,35 @@ async def test_silence_is_broken_by_comments(place: Any) -> None:
     assert await asyncio.wait_for(anext(chunks), 20) == events.KEEP_ALIVE
     assert await asyncio.wait_for(anext(chunks), 20) == ": keep-alive\n\n"
     await chunks.aclose()
+
+
+async def test_a_stream_outlives_an_outage_of_the_store(job: Any, place: Any, node: Any) -> None:
+    class Down(Passing):
+        down = False
+
+        async def get(self, key: str, *, max_bytes: int) -> Blob:
+            if self.down:
+                raise StoreUnavailable("no answer", key=key)
+            return await super().get(key, max_bytes=max_bytes)
+
+    await history(job, place, node)
+    away = await place.node(store := Down(place.store))
+    begun, first = await stream(away), await stream(away, after="1.1")
+    store.down = True
+    assert await begun.take(1) == ["sealed 3.2"]  # known without asking
+    waiting = asyncio.create_task(first.take(1))
+    await asyncio.sleep(0.01)
+    store.down = False
+    assert await waiting == ["sealed 1.2"]
+
+
+async def test_what_is_damaged_is_a_gap(job: Any, place: Any, node: Any) -> None:
+    await history(job, place, node)
+    await place.store.delete(manifest_key("demo", 2))
+    await place.store.create(manifest_key("demo", 2), b"damaged")
+    listening = await stream(await place.node(), after="2.1")
+    assert (await listening.next()).name == "gap"
+    assert await listening.take(2) == ["sealed 3.2", "opened 4.1"]
 
 
 async def test_a_stream_ends_when_the_coordinator_stops(job: Any, node: Any) -> None:
