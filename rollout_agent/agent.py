@@ -118,7 +118,7 @@ class Agent:
     _stepped: asyncio.Event = field(default_factory=asyncio.Event)
     _untold: asyncio.Event = field(default_factory=asyncio.Event)
     _refused: Refusal | None = None
-    _noted: str = ""
+    _noted: set[str] = field(default_factory=set)
     _upsets: int = 0
     """Those of the replica's upsets that are known here: an engine that refused a version before may take it now."""
     _handing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -391,7 +391,7 @@ class Agent:
             self._note(error)
 
     def _note(self, error: CoordinatorError) -> None:
-        """Say once what is wrong with the coordinator; following the bucket goes on without it."""
-        if str(error) != self._noted:
-            self._noted = str(error)
+        """Say once what is wrong with the coordinator, in whatever words; following the bucket goes on without it."""
+        if error.code not in self._noted:
+            self._noted.add(error.code)
             _LOG.warning("%s; following the bucket alone", error)

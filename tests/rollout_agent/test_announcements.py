@@ -47,6 +47,26 @@ async def test_a_coordinator_that_hangs_is_followed_past(
     assert caplog.text.count("does not answer; following the bucket alone") == 1
 
 
+async def test_a_coordinator_that_dies_is_warned_of_once(
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await training.publish()
+    server = socket.create_server(("127.0.0.1", 0), backlog=50)
+    async with (
+        CoordinatorClient(f"http://127.0.0.1:{server.getsockname()[1]}") as client,
+        await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica,
+        followed(Agent(replica, "tiny", "eu-west", "a1", client, pace=QUICK)),
+    ):
+        await until(lambda: replica.position == training.position)
+        await asyncio.sleep(0.1)
+        server.close()  # who waited for an answer is cut off, who asks from now on is turned away
+        for _ in range(3):
+            training.step()
+            await training.publish()
+            await until(lambda: replica.position == training.position)
+    assert caplog.text.count("following the bucket alone") == 1
+
+
 class Ahead:
     """Announces at once, and for ever, a version that is not in the bucket."""
 
