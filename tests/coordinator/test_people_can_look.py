@@ -23,8 +23,9 @@ def served(place: Any, listen: Callable[..., str]) -> str:
     return listen(create_app(place.store))
 
 
-async def status(*arguments: str) -> Any:
-    result = await asyncio.to_thread(CliRunner(env={"COLUMNS": "200"}).invoke, command, arguments)
+async def status(*arguments: str, **environment: str) -> Any:
+    runner = CliRunner(env={"COLUMNS": "200", **environment})
+    result = await asyncio.to_thread(runner.invoke, command, arguments)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -43,6 +44,12 @@ async def test_status_shows_runs_versions_and_agents(job: Any, beat: Any, served
     found = json.loads(await status("--coordinator", served, "--run", "demo", "--json"))
     assert [version["version"] for version in found["versions"]] == [2, 1]
     assert json.loads(await status("--coordinator", served, "--json"))[0]["run"] == "demo"
+
+
+async def test_the_variables_of_the_environment_stand_for_run_and_coordinator(job: Any, served: str) -> None:
+    variables = {"WEIGHTCAST_COORDINATOR": served, "WEIGHTCAST_RUN": "demo"}
+    assert json.loads(await status("--json", **variables))["run"]["run"] == "demo"
+    assert json.loads(await status("--json", "--run", "", **variables))[0]["run"] == "demo"
 
 
 async def test_the_page_needs_nothing_from_elsewhere(node: Any) -> None:

@@ -83,6 +83,9 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("inspect", "--run", "Bad Run", *HERE[2:]), 1, "'Bad Run' is not a run name"),
     (("inspect", "file"), 2, "'file' is a file"),
     (("inspect", "empty"), 1, "no agent has kept weights in"),
+    (("inspect", "empty", "--version", "1"), 2, "--version and --rank go without it"),
+    (("inspect", "empty", "--rank", "0"), 2, "--version and --rank go without it"),
+    (("inspect", "--state-dir", "empty", *HERE), 2, "--state-dir is that of a DIRECTORY's agent"),
     (("verify",), 2, "name a DIRECTORY, or --store and --run"),
     (("verify", "empty", "--version", "1"), 2, "a DIRECTORY holds one version: --version goes without it"),
     (("verify", "empty"), 1, "no agent has kept weights in"),
@@ -119,6 +122,7 @@ CASES: list[tuple[tuple[str, ...], int, str]] = [
     (("bench", "codec", "--step", "3"), 2, "--data"),
     (("bench", "codec", "--data", "empty"), 1, "empty"),
     (("demo", "--model", "empty"), 1, "no *.safetensors file there"),
+    (("demo", "--chaos", *HERE[2:], "--coordinator", NOBODY), 2, "--chaos kills what the demo started"),
 ]
 
 

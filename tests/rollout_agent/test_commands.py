@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -20,9 +21,12 @@ import httpx
 import pytest
 
 from rollout_agent.disk import LocalDisk
-from tests.rollout_agent.harming import edit, forge
+from tests.rollout_agent.harming import edit, fill, forge
 from tests.rollout_agent.training import Training
+from weight_store.head import Head
+from weight_store.keys import head_key
 from weight_store.local import LocalStore
+from weight_store.position import GENESIS
 from weightcast import cli
 
 ROOT = Path(__file__).parents[2]
@@ -107,6 +111,22 @@ def test_rollout_follows_reports_and_survives_kill(published: Training, tmp_path
     assert read_dir(tmp_path / "model") == published.tensors(3)
     assert told.read_text().splitlines()[0] == f"1 {tmp_path}/model"
     assert "Traceback" not in log.read_text()
+
+
+def test_one_that_starts_on_a_full_disk_waits_for_space(
+    published: Training, small_tmpfs: Callable[[str], Path], tmp_path: Path
+) -> None:
+    log, disk = tmp_path / "agent.log", small_tmpfs("2m")
+    arguments = rollout(disk, "--store", f"file://{tmp_path}/bucket")
+    assert weightcast(*arguments, "--once").returncode == 0
+    published.step()
+    asyncio.run(published.publish())
+    others = fill(disk)
+    assert "free space" in weightcast(*arguments, "--once").stderr
+    with running(log, *arguments, "--on-version", "echo told {version}"):
+        until(lambda: "waiting for space" in log.read_text(), log)
+        others.unlink()
+        until(lambda: "told 2" in log.read_text(), log)
 
 
 def test_an_edited_file_is_repaired_while_the_command_runs(
@@ -240,6 +260,17 @@ def test_rollout_once_then_inspect_and_verify(published: Training, tmp_path: Pat
     bad = weightcast("verify", "--store", store, "--run", "tiny")
     assert bad.returncode == 1
     assert shard.name in bad.stdout
+
+
+def test_a_run_without_a_version_is_shown_and_none_of_its_versions_is(tmp_path: Path) -> None:
+    head = Head(run_id=str(uuid.uuid4()), term=1, launch="launch", position=GENESIS, write_id="0" * 16)
+    asyncio.run(LocalStore(tmp_path / "bucket").create(head_key("tiny"), head.to_bytes()))
+    run = ["inspect", "--store", f"file://{tmp_path}/bucket", "--run", "tiny"]
+    assert json.loads(weightcast(*run, "--json").stdout)["term"] == 1
+    for more in (["--version", 1], ["--rank", 0]):
+        refused = weightcast(*run, *more)
+        assert refused.returncode == 1
+        assert "run 'tiny' has no sealed version" in refused.stderr
 
 
 def test_once_is_done_only_when_the_engine_took_it(

@@ -49,6 +49,8 @@ def command(
     signal.signal(signal.SIGTERM, _interrupt)
     if (store is None) != (coordinator is None):
         raise click.UsageError("--store and --coordinator go together: a training job needs both")
+    if chaos and store is not None:
+        raise click.UsageError("--chaos kills what the demo started, not what is yours: it goes without --store")
     try:
         if store is not None and coordinator is not None:
             run_job(settings, store, coordinator, Console())

@@ -58,9 +58,13 @@ def command(
     --version what each rank contributed; with --rank too, the groups in that rank's shard.
     """
     if directory is not None:
+        if version is not None or rank is not None:
+            raise click.UsageError("a DIRECTORY holds one version of all ranks: --version and --rank go without it")
         facts, rows = _directory(directory, state_dir)
     elif store_url is None or run is None:
         raise click.UsageError("name a DIRECTORY, or --store and --run")
+    elif state_dir is not None:
+        raise click.UsageError("--state-dir is that of a DIRECTORY's agent: name the DIRECTORY, too")
     else:
         facts, rows = asyncio.run(_bucket(store_url, run, version, rank))
     if as_json:
@@ -98,9 +102,9 @@ async def _bucket(store_url: str, run: str, version: int | None, rank: int | Non
         source = Source(store, run)
         head, _ = await read_head(store, run)
         facts: Row = {"run": run, "run_id": head.run_id, "term": head.term, "head": str(head.position)}
-        if head.position == GENESIS:
-            return facts, []
         if version is None and rank is None:
+            if head.position == GENESIS:
+                return facts, []
             return facts, await _run(source, head.position.version, facts)
         position = await position_of(store, run, version)
         loaded = await source.load(Hop(position, "delta", 0))

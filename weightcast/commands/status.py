@@ -15,6 +15,7 @@ from rich.table import Table
 from coordinator.client import CoordinatorClient, Credentials
 from coordinator.wire import RegionAnswer, RunAnswer, VersionAnswer
 from weight_store.position import Position
+from weightcast.commands._options import run_option
 from weightcast.commands._sizes import in_bytes
 from weightcast.commands._tables import WIDE, add_columns, make_console, make_table
 
@@ -41,17 +42,17 @@ _STYLES = {"sealed": "green", "aborted": "red", "undecided": "yellow"}
     type=click.Path(dir_okay=False, path_type=Path),
     help="Trust only this certificate authority (PEM); else WEIGHTCAST_CA.",
 )
-@click.option("--run", "name", help="One run in detail; without it, all runs.")
-@click.option("--versions", "limit", default=10, show_default=True, type=click.IntRange(1, 500), help="How many.")
+@run_option(required=False, text="One run in detail; without it, or empty, all runs.")
+@click.option(
+    "--versions", "limit", default=10, show_default=True, type=click.IntRange(1, 500), help="How many of the run's."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    address: str, token_file: Path | None, ca: Path | None, name: str | None, limit: int, as_json: bool
-) -> None:
+def command(address: str, token_file: Path | None, ca: Path | None, run: str | None, limit: int, as_json: bool) -> None:
     """Show runs, or one run's newest versions and its regions."""
     client = partial(
         CoordinatorClient, address, credentials=Credentials.from_environment().overridden(token_file=token_file, ca=ca)
     )
-    if name is None:
+    if not run:
         runs = asyncio.run(_runs(client))
         if as_json:
             click.echo(json.dumps([run.model_dump(mode="json") for run in runs], indent=2))
@@ -59,22 +60,22 @@ def command(
             console = make_console()
             console.print(_runs_table(runs, wide=console.width >= WIDE) if runs else "no runs")
         return
-    run, versions = asyncio.run(_run(client, name, limit))
+    found, versions = asyncio.run(_run(client, run, limit))
     if as_json:
-        found = {
-            "run": run.model_dump(mode="json"),
+        document = {
+            "run": found.model_dump(mode="json"),
             "versions": [version.model_dump(mode="json") for version in versions],
         }
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(document, indent=2))
         return
     console = make_console()
     wide = console.width >= WIDE
-    tables = [_runs_table([run], wide=wide), _versions_table(versions, wide=wide)]
-    if run.regions:
-        tables += [_regions_table(run.regions, versions), _agents_table(run.regions, wide=wide)]
+    tables = [_runs_table([found], wide=wide), _versions_table(versions, wide=wide)]
+    if found.regions:
+        tables += [_regions_table(found.regions, versions), _agents_table(found.regions, wide=wide)]
     for table in tables:
         console.print(table)
-    for trouble in _troubles(versions, run.regions):
+    for trouble in _troubles(versions, found.regions):
         console.print(trouble, style="red", markup=False)
 
 
