@@ -44,3 +44,15 @@ def forge(directory: Path) -> None:
     assert whole is not None
     stamps = {name: stamp for name in whole.stamps if (stamp := disk.stat(directory / name)) is not None}
     save(disk, places.whole, whole.model_copy(update={"stamps": stamps}))
+
+
+def fill(directory: Path) -> Path:
+    """A file that takes all there is."""
+    others = directory / "others"
+    with others.open("wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            return others
+    raise AssertionError("there is no end of it")

@@ -10,21 +10,10 @@ import pytest
 from rollout_agent.errors import DiskFull
 from rollout_agent.gate import shared
 from rollout_agent.replica import Replica
+from tests.rollout_agent.harming import fill
 from tests.rollout_agent.training import Training
 
 ReadDir = Callable[[Path], dict[str, bytes]]
-
-
-def fill(directory: Path) -> Path:
-    """A file that takes all there is."""
-    others = directory / "others"
-    with others.open("wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            return others
-    raise AssertionError("there is no end of it")
 
 
 @pytest.mark.parametrize("what", ["first version", "delta", "dense delta", "checkpoint"])

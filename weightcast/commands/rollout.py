@@ -20,8 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from coordinator.client import CoordinatorClient
 from coordinator.wire import AgentId
-from rollout_agent.agent import Agent, Pace
+from rollout_agent.agent import Agent, Ambient, Pace
 from rollout_agent.engine import CommandEngine, Engine, Engines, NotifyEngine
+from rollout_agent.errors import DiskFull
 from rollout_agent.linux import give_back_large_blocks
 from rollout_agent.replica import Replica
 from rollout_agent.selection import compile_patterns
@@ -29,6 +30,7 @@ from weight_store.control import RegionName
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import check_run
 from weight_store.opening import check_reachable, open_store
+from weight_store.store import Store
 from weightcast.commands._options import run_option, store_option
 from weightcast.commands._seconds import Seconds
 
@@ -152,15 +154,7 @@ async def _run(options: _Options) -> None:
         store = open_store(options.store)
         opened.push_async_callback(store.close)
         await _warn_or_refuse(check_reachable(store))
-        replica = await opened.enter_async_context(
-            await Replica.open(
-                run=options.run,
-                model_dir=options.model_dir,
-                state_dir=options.state_dir,
-                store=store,
-                include=options.include,
-            )
-        )
+        replica = await opened.enter_async_context(await _replica(options, store))
         agent_id = options.agent_id or _default_id(options.model_dir)
         pace = Pace(poll_s=options.poll_s, scrub_s=options.scrub_every)
         agent = Agent(replica, options.run, options.region, agent_id, client, engine, pace)
@@ -177,6 +171,27 @@ async def _run(options: _Options) -> None:
                 _LOG.info("nothing is newer than version %d, which is %s", before.version, agent.status.state)
         else:
             await agent.follow()
+
+
+async def _replica(options: _Options, store: Store) -> Replica:
+    """Take the directories; where there is no space for that it is waited for, as it is later on."""
+    pace, ambient, failures = Pace(), Ambient(), 0
+    while True:
+        try:
+            return await Replica.open(
+                run=options.run,
+                model_dir=options.model_dir,
+                state_dir=options.state_dir,
+                store=store,
+                include=options.include,
+            )
+        except DiskFull as error:
+            if options.once:
+                raise
+            failures += 1
+            pause_s = pace.retry_s(failures, ambient.draw())
+            _LOG.warning("%s; waiting for space, trying again in %.1f s", error, pause_s)
+            await ambient.sleep(pause_s)
 
 
 def _check_names(options: _Options) -> None:
