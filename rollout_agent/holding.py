@@ -190,12 +190,9 @@ class Holding(Guarded):
             return None
         if held is not None and state.version.position.version <= held.position.version:
             return None
-        _LOG.error(
-            "%s leads to %s, but version %s was shown to engines: checking that",
-            self.places.state,
-            f"version {held.position}" if held else "nothing",
-            state.version.position,
-        )
+        self._owner.say_behind(held.position if held is not None else None, state.version.position)
+        if self._owner.other_state:
+            presence.adopt_assets(self.disk, self.places, state.version.assets)
         return checking.recorded(self.disk, self.places)
 
     def scrub(self, number: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,9 @@ from rollout_agent.disk import Disk, Lock
 from rollout_agent.errors import AgentRunning, ForeignFiles, WrongRun
 from rollout_agent.places import HIDDEN, Places
 from rollout_agent.state import Owner, State, load, save
+from weight_store.position import Position
+
+_LOG = logging.getLogger(__name__)
 
 _TRIES = 3
 _PAUSE_S = 0.05
@@ -23,6 +27,8 @@ class Ownership:
         self.run_id: str | None = None
         self.assets: frozenset[str] = frozenset()
         """Names of the files in the model directory that are or may be assets of a version."""
+        self.other_state = ""
+        """The state directory that the model directory was kept with before, where that is another one."""
         self._disk = disk
         self._places = places
         self._owned = False
@@ -36,6 +42,7 @@ class Ownership:
         if owner is not None:
             known.append((places.owner, owner))
             self.assets = frozenset(owner.assets)
+            self.other_state = owner.state if owner.state != str(places.state) else ""
         for path in (places.pending, places.checkpoint, places.digests):
             state = load(self._disk, path, State)
             if state is not None:
@@ -131,7 +138,21 @@ class Ownership:
             self.assets = assets
 
     def _save(self, run_id: str, assets: frozenset[str]) -> None:
-        save(self._disk, self._places.owner, Owner(run=self.run, run_id=run_id, assets=tuple(sorted(assets))))
+        state = str(self._places.state)
+        owner = Owner(run=self.run, run_id=run_id, assets=tuple(sorted(assets)), state=state)
+        save(self._disk, self._places.owner, owner)
+
+    def say_behind(self, found: Position | None, shown: Position) -> None:
+        """Say that the state directory leads to ``found``, and engines were shown the later version ``shown``."""
+        leads = f"{self._places.state} leads to {f'version {found}' if found is not None else 'nothing'}"
+        if self.other_state:
+            _LOG.warning(
+                "%s was kept with --state-dir %s until now, and %s: going on from version %s as it lies there, checked "
+                "first; if that is not meant, stop this and start it with the former directory",
+                *(self._places.model, self.other_state, leads, shown),
+            )
+        else:
+            _LOG.error("%s, but version %s was shown to engines: checking that", leads, shown)
 
     def _refuse_foreign(self) -> None:
         names = self._disk.names(self._places.model)

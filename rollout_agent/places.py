@@ -7,7 +7,7 @@
         model.safetensors.index.json           there only while the weights are whole
         config.json, tokenizer files           assets of the run
         .weightcast/
-            owner.json      run that the directory belongs to, and which files are assets of it
+            owner.json      run that the directory belongs to, which files are assets of it, and its state directory
             whole.json      which version the directory holds, in which boot and files; there only while it is whole
             digests.json    what each group of that version should be, for whoever checks the files
             layouts/        the layout that says what a group is

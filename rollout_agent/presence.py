@@ -88,6 +88,15 @@ def keep_asset(disk: Disk, places: Places, asset: Asset, data: bytes) -> None:
     write_file(disk, places.asset(asset.sha256), data)
 
 
+def adopt_assets(disk: Disk, places: Places, assets: Iterable[Asset]) -> None:
+    """Keep what lies in the model directory of those assets of which the state directory has no copy yet."""
+    for asset in assets:
+        if disk.size(places.asset(asset.sha256)) is None:
+            for path in (places.model / asset.name, places.hidden / asset.name):
+                if _has(disk, path, asset.size, asset.sha256):
+                    keep_asset(disk, places, asset, disk.read(path, max_bytes=_MAX_ASSET_BYTES) or b"")
+
+
 def remove_assets(disk: Disk, places: Places, names: Collection[str], version: Version) -> None:
     """Remove files called ``names``, which are assets of other versions, as far as ``version`` has none of that name.
 

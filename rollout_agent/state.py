@@ -50,6 +50,7 @@ class Owner(Record):
     run: str
     run_id: Uuid
     assets: tuple[AssetName, ...] = Field(default=(), max_length=4096)
+    state: str = Field(default="", description="the state directory that it was kept with last; unknown if empty")
 
 
 class Whole(Record):

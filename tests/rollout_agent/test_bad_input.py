@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,25 @@ async def test_two_agents_on_one_directory_with_state_directories_of_their_own(
             await opened(training, tmp_path / "model", state_dir=tmp_path / "two")
         with pytest.raises(AgentRunning, match="keeps"):
             await opened(training, tmp_path / "other", state_dir=tmp_path / "one")
+
+
+async def test_a_directory_is_taken_over_with_another_state_directory(
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says which one kept it and goes on, the directory whole all the while, though no store can be reached."""
+    await training.publish()
+    async with await opened(training, tmp_path / "model", state_dir=tmp_path / "one") as replica:
+        await replica.catch_up()
+    async with await opened(training, tmp_path / "model", state_dir=tmp_path / "two") as replica:
+        assert replica.position == training.position
+        assert not any(replica.faults.found_by_kind.values())
+        await replica.checkpoint()
+    (said,) = (record.message for record in caplog.records if record.levelno >= logging.WARNING)
+    assert f"kept with --state-dir {tmp_path / 'one'} until now, and {tmp_path / 'two'} leads to nothing" in said
+    caplog.clear()
+    async with await opened(training, tmp_path / "model", state_dir=tmp_path / "two") as replica:
+        assert replica.position == training.position
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_one_that_could_not_start_lets_go_of_the_directory(training: Training, tmp_path: Path) -> None:
