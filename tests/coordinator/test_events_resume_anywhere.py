@@ -81,6 +81,19 @@ async def test_events_come_as_things_happen(job: Any, node: Any) -> None:
     assert await waiting == ["opened 1.1", "sealed 1.2", "opened 2.1"]
 
 
+async def test_what_another_coordinator_does_is_told_too(job: Any, place: Any, node: Any) -> None:
+    waiting = asyncio.create_task((await stream(node)).take(2))
+    await asyncio.sleep(0.01)
+    await node.tick()
+    place.clock.advance(40)  # nobody asked anything here since
+    there = (await place.node()).client
+    opened = await job.open(step=1, at=there)
+    for rank in (0, 1):
+        await job.receipt(opened, rank, at=there)
+    await node.tick()
+    assert await asyncio.wait_for(waiting, 20) == ["opened 1.1", "sealed 1.2"]
+
+
 async def test_an_event_says_what_a_version_is(job: Any, node: Any) -> None:
     sealed = await job.publish(step=7)
     event = await (await stream(node)).next()

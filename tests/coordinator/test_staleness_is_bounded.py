@@ -239,12 +239,15 @@ async def test_a_long_poll_notices_what_another_coordinator_did(place: Any) -> N
     assert (await waiting).position == sealed.position
 
 
-async def test_long_polls_end_when_the_coordinator_stops(job: Any, node: Any) -> None:
+async def test_long_polls_end_when_the_coordinator_stops(job: Any, place: Any, node: Any) -> None:
     waiting = asyncio.create_task(job.client.head("demo", after=5, wait_s=60))
     await asyncio.sleep(0.01)
     node.service.registry.stop_waiting()
     assert (await waiting).position == Position(version=0, sha256="0" * 64)
     assert (await job.client.head("demo", after=5, wait_s=60)).position.version == 0
+    await place.job(await place.node(), run="unheard-of").start()
+    late = node.client.head("unheard-of", after=5, wait_s=60)
+    assert (await asyncio.wait_for(late, 20)).position.version == 0
 
 
 async def test_the_loop_seals_and_expires_without_being_asked(place: Any) -> None:

@@ -138,6 +138,10 @@ async def test_retries_back_off_with_full_jitter_within_their_budget() -> None:
     assert steps.pauses == [0.5, 1, 2, 4, 4, 4, 4]
 
 
+def test_who_tried_for_days_waits_no_longer_than_the_longest_pause() -> None:
+    assert Backoff(longest_s=8).pause_s(100_000, 1.0) == 8
+
+
 async def test_what_can_never_succeed_is_not_tried_again() -> None:
     steps = Steps()
     with pytest.raises(UnknownRun):
