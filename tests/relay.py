@@ -52,6 +52,8 @@ class Relay:
         self._passing.add(up_writer)
         upwards, downwards = self.hooks()
         sending = asyncio.create_task(_carry(reader, up_writer, upwards))
+        # Else who sends would wait for an answer to what never arrived.
+        sending.add_done_callback(lambda task: None if _went_well(task) else up_writer.close())
         try:
             with contextlib.suppress(ConnectionError):
                 await _carry(up_reader, writer, downwards)
@@ -64,6 +66,10 @@ class Relay:
                 with contextlib.suppress(OSError):
                     await side.wait_closed()
             self._passing.discard(up_writer)
+
+
+def _went_well(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is None
 
 
 async def _carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter, through: Hook) -> None:

@@ -1,6 +1,7 @@
 """``python -m tests.soak``: real processes under real faults for a while, or one seed again.
 
-The same seed gives the same faults at about the same times, not the same order of events.
+With ``--steady`` nobody is killed, and what grows without end is found. The same seed gives the same faults at about
+the same times, not the same order of events.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from functools import partial
 from pathlib import Path
 
 from tests.soak.soaking import soak
+from tests.soak.steady import steady
+from tests.soak.without import NAMES, environment
 
 _SOAK_S = 180.0
 """Of faults in one soak; then all come to rest and the next one begins."""
@@ -27,16 +30,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="how long to begin new ones (default 600)")
     parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--steady", action="store_true", help="look for leaks: one long soak in which nobody is killed")
+    parser.add_argument(
+        "--without", choices=NAMES, default="", metavar="MECHANISM", help="switch it off: one of " + ", ".join(NAMES)
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
     until_s = time.monotonic() + options.seconds
-    failed = False
+    failed, chaos = False, partial(soak, environment=environment(options.without) if options.without else None)
     while True:
         root = Path(tempfile.mkdtemp(prefix="weightcast-soak-"))
-        length_s = min(_SOAK_S, options.seconds)
-        print(f"seed {seed}: {length_s:g} s of faults, in {root}", flush=True)
-        found = asyncio.run(soak(seed, length_s, root, say=partial(print, flush=True)))
+        length_s = options.seconds if options.steady else min(_SOAK_S, options.seconds)
+        print(f"seed {seed}: {length_s:g} s of {'use' if options.steady else 'faults'}, in {root}", flush=True)
+        work = steady if options.steady else chaos
+        found = asyncio.run(work(seed, length_s, root, say=partial(print, flush=True)))
         failed = failed or bool(found)
         if not found:
             shutil.rmtree(root)

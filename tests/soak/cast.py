@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,13 +15,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from urllib.parse import quote
 
+from tests.soak.holding import Holding
 from tests.soak.links import Address, Link
-from tests.soak.processes import SIGNALLED, Place
+from tests.soak.processes import SIGNALLED, WITHOUT, Place
 from tests.soak.truth import Truth
 from weightcast.devserver import SeaweedServer, free_ports
 
@@ -29,6 +31,8 @@ SMALL, STRAIGHT = "c", "b"
 """Regions: whose model directory is on a small tmpfs; whose engine reads what it is told of without the gate."""
 OTHERS = "others"
 """The file that fills that tmpfs."""
+READERS = "readers"
+"""The link of those who only ask."""
 _MOUNT = ("mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs")
 _RANK_ENDS = (3, 4, 5, 6)
 _PATIENCE_S = 12.0
@@ -38,11 +42,25 @@ _SAMPLE_TICKS = 25
 
 
 class Cast:
-    """``root``: for logs and everything else that may be kept. ``regions``: at most three letters from a on."""
+    """``root``: for logs and everything else that may be kept. ``regions``: at most three letters from a on.
 
-    def __init__(self, root: Path, regions: str, seed: int, find: Callable[[str], None]) -> None:
+    ``steady``: one job of two ranks without a pause between steps, engines without one either, and no process ends.
+    ``environment``: of the processes, beside what they need.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        regions: str,
+        seed: int,
+        find: Callable[[str], None],
+        *,
+        steady: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.root, self.work = root, root / "work"
-        self.regions, self.seed, self.find = regions, seed, find
+        self.regions, self.seed, self.find, self.steady = regions, seed, find, steady
+        self._environment = environment or {}
         self.chance = random.Random(seed)
         self.links: dict[str, Link] = {}
         self.places: dict[str, Place] = {}
@@ -53,6 +71,7 @@ class Cast:
         self.small: Path | None = None
         """The small tmpfs, where mounting one is permitted."""
         self.truth = Truth(self.work / "published.jsonl", root / "loads.jsonl", find)
+        self.holding = Holding()
         self.done: Counter[str] = Counter()
         self.finishing = self.restarting = False
         self._attempt = 0
@@ -88,6 +107,8 @@ class Cast:
         for name in [*(f"rank{rank}" for rank in range(MOST_RANKS)), *self.regions]:
             await self._link(stack, f"{name}-store", store)
             await self._link(stack, f"{name}-coordinator", *coordinators)
+        if self.steady:
+            await self._link(stack, READERS, *coordinators)
         self.env = {
             **{name: value for name, value in self.server.environment().items() if name != "AWS_ENDPOINT_URL_S3"},
             "AWS_EC2_METADATA_DISABLED": "true",
@@ -98,6 +119,7 @@ class Cast:
             "GLOO_SOCKET_IFNAME": "lo",
             "PYTHONFAULTHANDLER": "1",
             "PYTHONWARNINGS": "default::ResourceWarning",
+            **self._environment,
         }
         for number, (_, port) in enumerate(coordinators):
             name = f"coordinator{number}"
@@ -130,6 +152,7 @@ class Cast:
             "model": str(model),
             "region": region,
             "straight": region == STRAIGHT,
+            "hurried": self.steady,
             "log": str(self.root / "loads.jsonl"),
             "port": port,
         }
@@ -137,7 +160,9 @@ class Cast:
         path.write_text(json.dumps(about))
         hook = ["--notify", f"http://127.0.0.1:{port}/"]
         if self.seed % 2 and region == STRAIGHT:
-            hook = ["--on-version", f"{sys.executable} -m tests.soak.engine {path} {{version}}"]
+            # Starting Python anew for each version would take the better part of a core. It goes by no gate.
+            engine = ["env", "-u", WITHOUT, sys.executable, "-m", "tests.soak.engine", str(path)]
+            hook = ["--on-version", shlex.join([*(["true"] if self.steady else engine), "{version}"])]
         state = [] if region == STRAIGHT else ["--state-dir", str(self.state(region))]
         words = ["--run", RUN, "--region", region, "--model-dir", str(model), "--store", self.store(f"{region}-store")]
         words += [
@@ -183,14 +208,15 @@ class Cast:
     def start_job(self) -> None:
         """Another attempt of the training job takes the place of the last."""
         self._attempt += 1
-        world = self.chance.choice([1, 2, 2, 2, MOST_RANKS])
+        world = 2 if self.steady else self.chance.choice([1, 2, 2, 2, MOST_RANKS])
         about = {
             "work": str(self.work),
             "attempt": self._attempt,
             "world": world,
             "seed": self.seed,
-            "peer_s": self.chance.choice([15, 60]),
-            "max_wait_s": self.chance.choice([3.0, 8.0, 30.0]),
+            "peer_s": 60 if self.steady else self.chance.choice([15, 60]),
+            "max_wait_s": 30.0 if self.steady else self.chance.choice([3.0, 8.0, 30.0]),
+            "pauses_s": [0.0] if self.steady else [0.0, 0.1, 0.4, 1.0],
             "store": [self.store(f"rank{rank}-store") for rank in range(world)],
             "coordinator": [self._address(f"rank{rank}-coordinator") for rank in range(world)],
             "shm": str(self.shm),
@@ -215,8 +241,8 @@ class Cast:
         for tick in range(1 << 62):
             for place in self.everybody():
                 self._see(place)
-                if tick % _SAMPLE_TICKS == 0:
-                    place.sample()
+                for pid in place.tree if tick % _SAMPLE_TICKS == 0 else ():
+                    self.holding.add_process(place.name, pid)
             now_s = time.monotonic()
             for place in self.places.values():
                 if self.restarting and place.popen is None and now_s >= place.restart_at_s:
@@ -237,7 +263,7 @@ class Cast:
             return
         if status == 1 and place.name == f"agent-{SMALL}" and "No space left" in place.log.read_text()[-500:]:
             self.note("full at the start of an agent")
-        elif status in place.fine:
+        elif status in place.fine and not self.steady:
             self.note(f"end {status} of {place.name}")
         else:
             self.find(f"{place.name} ended with {status}: see {place.log}")

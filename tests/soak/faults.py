@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.soak.cast import OTHERS, RUN, STRAIGHT, Cast
+from tests.soak.holding import children
 from tests.soak.links import WEATHERS
-from tests.soak.processes import Place, children
+from tests.soak.processes import Place
 
 _WEIGHTS = {
     "weather": 12.0,

@@ -1,4 +1,4 @@
-"""One process of the soak after the other in the same place: started, stopped, killed, measured."""
+"""One process of the soak after the other in the same place: started, stopped, killed."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from tests.soak.holding import children
 
 SIGNALLED = (-signal.SIGKILL, -signal.SIGTERM, 0, 128 + signal.SIGTERM)
 """Exit statuses after a signal that was sent on purpose."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What a process held at a moment."""
-
-    files: int
-    threads: int
-    rss_mb: float
+WITHOUT = "WEIGHTCAST_SOAK_WITHOUT"
+"""The variable that names the mechanism to switch off in a process: see without.py."""
 
 
 @dataclass
@@ -38,7 +33,6 @@ class Place:
     restart_at_s: float = 0.0
     started_s: float = 0.0
     popen: subprocess.Popen[bytes] | None = None
-    samples: dict[int, list[Sample]] = field(default_factory=dict)
 
     @property
     def running(self) -> bool:
@@ -77,35 +71,6 @@ class Place:
             return None
         status, self.popen = self.popen.returncode, None
         return status
-
-    def sample(self) -> None:
-        for pid in self.tree:
-            with contextlib.suppress(OSError, KeyError):  # it ends
-                self.samples.setdefault(pid, []).append(_sample(pid))
-
-    def grown(self) -> Iterator[str]:
-        """One line for each process that was seen for some time: how what it holds has changed."""
-        for pid, samples in self.samples.items():
-            if len(samples) > 3:
-                first, last = samples[2], samples[-1]
-                files, threads = f"files {first.files} to {last.files}", f"threads {first.threads} to {last.threads}"
-                memory = f"RSS {first.rss_mb:.0f} to {last.rss_mb:.0f} MB"
-                yield f"{self.name} {pid}: {files}, {threads}, {memory} in {len(samples)} samples"
-
-
-def _sample(pid: int) -> Sample:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    values = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    return Sample(files, int(values["Threads"]), int(values["VmRSS"].split()[0]) / 1024)
-
-
-def children(parent: int) -> list[int]:
-    """Process ids of those that ``parent`` started and has not reaped."""
-    with contextlib.suppress(OSError):
-        found = [path.read_text() for path in Path(f"/proc/{parent}/task").glob("*/children")]
-        return [int(word) for text in found for word in text.split()]
-    return []
 
 
 def zombies(parents: Collection[int]) -> list[int]:

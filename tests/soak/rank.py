@@ -106,7 +106,7 @@ class Job:
                     self.look()
                     return
             self.look()
-            time.sleep(float(chance.choice([0.0, 0.1, 0.4, 1.0])))
+            time.sleep(float(chance.choice(self.about["pauses_s"])))
 
 
 def _step_of(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.soak.cast import Cast
@@ -18,6 +18,7 @@ async def soak(
     regions: str = "abc",
     pace_s: float | None = None,
     say: Callable[[str], None] = print,
+    environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Faults for ``seconds``, then rest; what was found. ``root`` is a new directory for logs and everything else."""
     findings: list[str] = []
@@ -26,13 +27,12 @@ async def soak(
         say(f"found: {what}")
         findings.append(what)
 
-    cast = Cast(root, regions, seed, find)
+    cast = Cast(root, regions, seed, find, environment=environment)
     async with cast.running():
         cast.start_job()
         await Faults(cast).go_on(seconds, pace_s=pace_s)
         await come_to_rest(cast)
-    for place in cast.places.values():
-        for line in place.grown():
-            cast.note(line)
+    for line in cast.holding.told():
+        cast.note(line)
     say(f"seed {seed}: {dict(cast.done)}; {cast.truth}; {len(findings)} found")
     return findings

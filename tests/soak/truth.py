@@ -48,7 +48,8 @@ class Truth:
                 self._is(line["version"], key, "the trainer was told")
             else:
                 self.failed[line["code"]] += 1
-                if line["code"] in _NEVER:
+                # A bit of the request may have been flipped on its way, and so the layout's name.
+                if line["code"] in _NEVER and "is not in the bucket" not in line["said"]:
                     self._find(f"a publication failed: {line}")
         for line in self._loads.new():
             if line["kind"] == "trouble":
