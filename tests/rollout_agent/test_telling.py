@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rollout_agent.agent import Agent, Pace
+from rollout_agent.disk import Appender, LocalDisk
 from rollout_agent.engine import Staged
+from rollout_agent.errors import EngineLoading
 from rollout_agent.replica import Replica
 from tests.rollout_agent.following import followed, until
 from tests.rollout_agent.harming import edit
@@ -76,6 +79,42 @@ async def rather_not(condition: Callable[[], bool]) -> None:
     for _ in range(20):
         await asyncio.sleep(0.01)
         assert not condition()
+
+
+class SlowToNote(LocalDisk):
+    """A disk that takes until ``go_on`` is set to note that an engine is told."""
+
+    def __init__(self) -> None:
+        self.noting, self.go_on = threading.Event(), threading.Event()
+
+    def append(self, path: Path) -> Appender:
+        if path.name.startswith("told.json"):
+            self.noting.set()
+            self.go_on.wait(20)
+        return super().append(path)
+
+
+async def test_no_version_takes_the_place_of_one_that_an_engine_is_about_to_be_told_of(
+    training: Training, tmp_path: Path
+) -> None:
+    await training.publish()
+    disk = SlowToNote()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store, disk=disk) as replica:
+        first = await replica.catch_up()
+        assert first is not None
+        training.step()
+        await training.publish()
+        telling = asyncio.create_task(replica.tells(first))
+        await asyncio.to_thread(disk.noting.wait, 20)
+        following = asyncio.create_task(replica.catch_up())
+        await rather_not(following.done)
+        disk.go_on.set()
+        await telling
+        with pytest.raises(EngineLoading):
+            await following
+        assert replica.position == first
+        replica.told()
+        assert await replica.catch_up() == training.position
 
 
 def check(engine: HalfAndHalf, training: Training) -> None:
