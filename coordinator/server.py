@@ -28,7 +28,7 @@ from coordinator.protocol import BoundedLoop, BoundedProtocol
 from coordinator.tokens import TokenFile
 from weight_store.doctor import require_conditional_writes
 from weight_store.opening import check_reachable, open_store
-from weight_store.retry import RetryPolicy
+from weight_store.retry import RetryPolicy, to_log
 from weight_store.store import Store
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def run(options: ServerOptions, announce: Callable[[str], None]) -> None:
 async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> None:
     tokens = _tokens(options)
     _check_tls(options)
-    store = open_store(options.store_url, policy=_STORE_POLICY)
+    store = open_store(options.store_url, policy=_STORE_POLICY, tell=to_log(logger))
     try:
         check = StoreCheck(functools.partial(_examine, store, options))
         await check.ask()

@@ -9,6 +9,7 @@ attempt had succeeded.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -67,6 +68,16 @@ def fraction() -> float:
 
 def nobody(reason: str) -> None:
     """Be told a reason, and do nothing."""
+
+
+def to_log(log: logging.Logger) -> Callable[[str], None]:
+    """What tells ``log``, at level DEBUG, the reason of each attempt that is repeated."""
+
+    def tell(reason: str) -> None:
+        if reason:
+            log.debug("%s; trying again", reason)
+
+    return tell
 
 
 class Retrier:

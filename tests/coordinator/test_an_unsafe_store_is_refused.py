@@ -48,9 +48,10 @@ async def test_a_store_that_answers_late_is_checked_then(
 ) -> None:
     address, port = urlsplit(ministack.endpoint_url), free_port()
     url = ministack.url("coordinator", "late").replace(str(address.port), str(port))
-    waiting = serve("--store", url, "--port", "0")
+    waiting = serve("--store", url, "--port", "0", "--verbose")
     await asyncio.to_thread(waiting.url)
     assert "nothing is decided until the store answers" in waiting.log
+    assert "cannot be reached: check that the store runs, its address, and the network; trying again" in waiting.log
     async with proxied((str(address.hostname), int(address.port or 0)), port) as (proxy, _):
         proxy.mode = mode
         assert await asyncio.to_thread(waiting.process.wait, 60) == 1
@@ -86,6 +87,7 @@ async def test_nothing_is_decided_before_the_store_was_checked(ministack: Any, s
             assert (await job.publish(1)).version == 1
             await store.close()
         assert await asyncio.to_thread(server.end, signal.SIGTERM) == 0
+        assert "; trying again" not in server.log
 
 
 def test_keys_that_may_not_write_are_named_as_such(

@@ -113,6 +113,15 @@ def test_rollout_follows_reports_and_survives_kill(published: Training, tmp_path
     assert "Traceback" not in log.read_text()
 
 
+def test_verbose_tells_what_is_asked_of_the_store_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    log, nowhere = tmp_path / "agent.log", "s3://bucket/?endpoint=http://127.0.0.1:9&region=us-east-1"
+    with running(log, *rollout(tmp_path, "--store", nowhere, "--verbose")):
+        until(lambda: "cannot be reached: check that the store runs" in log.read_text(), log)
+    assert "network; trying again\n" in log.read_text()
+
+
 def test_one_that_starts_on_a_full_disk_waits_for_space(
     published: Training, small_tmpfs: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ from weightcast.commands._seconds import Seconds
     envvar="WEIGHTCAST_TOKENS",
     show_envvar=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Hashes of the tokens to admit, from 'weightcast token new'; may be left out on 127.0.0.1 only.",
+    help="Hashes of the tokens to admit, from 'weightcast token new'; may be left out on loopback only.",
 )
 @click.option("--tls-cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate and its chain (PEM).")
 @click.option("--tls-key", type=click.Path(dir_okay=False, path_type=Path), help="Its private key (PEM).")
@@ -60,7 +60,7 @@ from weightcast.commands._seconds import Seconds
     help="Start on a store without sound conditional writes: nothing else may write to it. See 'weightcast doctor'.",
 )
 @click.option("--access-log", is_flag=True, help="Log every request.")
-@click.option("--verbose", is_flag=True, help="Log more.")
+@click.option("--verbose", is_flag=True, help="Log, too, whatever is asked of the store again because it failed.")
 def command(
     store_url: str,
     host: str,

@@ -30,6 +30,7 @@ from weight_store.control import RegionName
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import check_run
 from weight_store.opening import check_reachable, open_store
+from weight_store.retry import to_log
 from weight_store.store import Store
 from weightcast.commands._options import run_option, store_option
 from weightcast.commands._seconds import Seconds
@@ -71,7 +72,7 @@ class _Options:
 @click.option(
     "--state-dir",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where logs and checkpoint lie: a disk, if the model directory is in memory.",
+    help="Where logs and checkpoint lie: a disk, if the model directory is in memory. By default within that.",
 )
 @store_option("store")
 @click.option(
@@ -84,7 +85,7 @@ class _Options:
 @click.option(
     "--on-version",
     help="Command for each new version; {version} {path} {step} {run}; exit 0: it serves; another status: it does not, "
-    "and is told again. No shell runs it: for ; | > write sh -c '…'.",
+    "and is told again. No shell runs it: for ; | > write sh -c '…'. What it leaves in its process group is ended.",
 )
 @click.option("--notify", help="URL that gets a POST for each new version; 2xx: it serves, as with --on-version.")
 @click.option(
@@ -92,11 +93,17 @@ class _Options:
     default=600.0,
     show_default=True,
     type=Seconds(min=0, min_open=True),
-    help="How long --on-version and --notify may take; after that the engine is told again until it answers.",
+    help="How long --on-version and --notify may take; after that the command is ended, and the engine told again "
+    "until it answers.",
 )
 @click.option("--agent-id", help="Name in the coordinator's lists; by default made of host and directory.")
 @click.option(
-    "--poll", "poll_s", default=1.0, show_default=True, type=Seconds(min=0.01), help="Seconds between two looks."
+    "--poll",
+    "poll_s",
+    default=1.0,
+    show_default=True,
+    type=Seconds(min=0.01),
+    help="Seconds between two looks at the bucket where no coordinator tells of versions.",
 )
 @click.option(
     "--scrub-every",
@@ -115,7 +122,7 @@ class _Options:
     is_flag=True,
     help="Catch up, hand over, and end; exit status 0 only if that was done. No coordinator hears of it.",
 )
-@click.option("--verbose", is_flag=True, help="Log more.")
+@click.option("--verbose", is_flag=True, help="Log, too, whatever is asked of the store again because it failed.")
 def command(**options: Any) -> None:
     """Keep a model directory on the policy of a run.
 
@@ -151,7 +158,7 @@ async def _run(options: _Options) -> None:
         client = None
         if options.coordinator:
             client = await opened.enter_async_context(CoordinatorClient(options.coordinator))
-        store = open_store(options.store)
+        store = open_store(options.store, tell=to_log(_LOG))
         opened.push_async_callback(store.close)
         await _warn_or_refuse(check_reachable(store))
         replica = await opened.enter_async_context(await _replica(options, store))
