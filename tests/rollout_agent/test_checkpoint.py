@@ -15,7 +15,7 @@ import pytest
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.changelog import ends_committed
 from rollout_agent.disk import LocalDisk, copy_file
-from rollout_agent.errors import DiskError, DiskFailed, DiskFull
+from rollout_agent.errors import AgentRunning, DiskError, DiskFailed, DiskFull
 from rollout_agent.gate import shared
 from rollout_agent.places import Places
 from rollout_agent.replica import Replica
@@ -248,7 +248,9 @@ async def test_stopping_waits_for_one_piece_only(training: Training, memory: Pat
     await replica.catch_up()
     saving = await begun(replica, disk)
     closing = asyncio.ensure_future(replica.close())
-    await asyncio.sleep(0)
+    await asyncio.wait({closing}, timeout=0.3)
+    with pytest.raises(AgentRunning):  # no other may write there before that piece is
+        await opened(training, memory, state)
     disk.go.set()
     await closing
     await saving
