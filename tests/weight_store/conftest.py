@@ -131,10 +131,11 @@ def proxied_url(proxy: CuttingProxy, s3_store_url: Callable[[str], str], seaweed
 
 @dataclass
 class Canned:
-    """An HTTP server that gives one answer to everything, or none."""
+    """An HTTP server that gives one answer to everything, or none. ``asked`` counts requests."""
 
     port: int = 0
     answer: bytes = b""
+    asked: int = 0
 
     @property
     def url(self) -> str:
@@ -150,6 +151,7 @@ class Canned:
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             head = await reader.readuntil(b"\r\n\r\n")
+            self.asked += 1
             length = re.search(rb"(?i)content-length: (\d+)", head)
             await reader.readexactly(int(length[1]) if length else 0)
             if self.answer:

@@ -175,6 +175,15 @@ async def test_each_answer_has_its_class(canned: Any) -> None:
                 assert words in str(failure)
 
 
+async def test_no_client_asks_again_by_itself(canned: Any) -> None:
+    async with opened(canned.url) as store:
+        for status, code in ((503, "SlowDown"), (500, "InternalError")):
+            canned.refuse(status, code)
+            canned.asked = 0
+            failures = await every_failure(store)
+            assert canned.asked == len(failures) + 1  # an upload looks whether it happened all the same
+
+
 async def test_a_missing_object_has_its_class(canned: Any) -> None:
     canned.refuse(404, "NoSuchKey")
     async with opened(canned.url) as store:
