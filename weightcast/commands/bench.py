@@ -35,7 +35,9 @@ def command() -> None:
     help="Two checkpoints of one model: safetensors files or Hugging Face directories.",
 )
 @click.option("--case", "wanted", multiple=True, help="Only cases with this in their names, as in 'lr 1e-6'.")
-@click.option("--most", default=1024, show_default=True, type=click.IntRange(min=1), help="MiB of --checkpoints.")
+@click.option(
+    "--most", default=1024, show_default=True, type=click.IntRange(min=1), help="MiB of --checkpoints at most."
+)
 @click.option("--weights", type=click.IntRange(min=1000), help="Weights of each synthetic delta.")
 @click.option("--cpu-seconds", default=0.4, show_default=True, type=Seconds(0, 60), help="To repeat each call for.")
 @click.option("--seed", default=0, show_default=True, help="Of the synthetic deltas and the tiny model.")

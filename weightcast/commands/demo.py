@@ -23,7 +23,13 @@ from rich.console import Console
 @click.option("--store", help="With --coordinator: only train, and publish to this bucket.")
 @click.option("--coordinator", help="Address of a coordinator that runs already.")
 @click.option("--chaos", is_flag=True, help="Kill coordinator, agent, sidecar and trainer on the way.")
-@click.option("--warm-up", default=16, show_default=True, type=click.IntRange(0), help="Supervised steps before.")
+@click.option(
+    "--warm-up",
+    default=16,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Supervised steps before the first version.",
+)
 def command(
     steps: int,
     regions: int,

@@ -21,11 +21,14 @@ _POLL_S = 0.05
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--model-dir", required=True, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--timeout", "timeout_s", type=Seconds(min=0), help="Seconds to wait for a whole version.")
+@click.option(
+    "--timeout", "timeout_s", type=Seconds(min=0), help="Seconds to wait for a whole version; for ever by default."
+)
 @click.option(
     "--ready-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Hold the directory only until the command has made this file: when it has loaded the weights.",
+    help="Hold the directory only until the command has made this file: when it has loaded the weights. One that is "
+    "there before is removed.",
 )
 @click.option(
     "--verify/--no-verify",
