@@ -217,24 +217,31 @@ async def test_one_is_due_where_a_log_that_leads_on_from_the_last_is_found_damag
         assert recorded(memory, state) == training.position
 
 
-@pytest.mark.parametrize("by_size", [True, False])
+@pytest.mark.parametrize(("by_size", "in_memory"), [(True, True), (False, True), (True, False)])
 async def test_one_is_due_after_logs_of_a_quarter_of_the_model_or_sixteen(
-    training: Training, memory: Path, state: Path, monkeypatch: pytest.MonkeyPatch, by_size: bool
+    training: Training,
+    memory: Path,
+    state: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_size: bool,
+    in_memory: bool,
 ) -> None:
     if not by_size:
         monkeypatch.setattr("rollout_agent.replica.CHECKPOINT_SHARE", 100)
+    model = memory if in_memory else tmp_path / "model"
     await training.publish()
-    async with await opened(training, memory, state) as replica:
+    async with await opened(training, model, state) as replica:
         first = await replica.catch_up()
         await replica.checkpoint(force=True)
-        while recorded(memory, state) == first:
+        while recorded(model, state) == first:
             training.step(0.0)
             await training.publish()
             await replica.catch_up()
             sizes = [path.stat().st_size for path in state.glob("change-*.log")]  # noqa: ASYNC240
             await replica.checkpoint()
             early = 4 * sum(sizes) < replica.nbytes if by_size else len(sizes) < 16
-            assert recorded(memory, state) == (first if early else training.position)
+            assert recorded(model, state) == (first if early else training.position)
         assert len(sizes) > 1
 
 
