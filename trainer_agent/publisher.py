@@ -43,9 +43,10 @@ class Publisher:
 
     ``rank``, ``world_size`` and ``launch`` come from torch.distributed where it is initialised; making a Publisher is
     then a collective call. ``assets_dir``: config and tokenizer to publish beside the weights (rank 0's counts).
-    ``full_every``: upload a full in the background every so many versions, for late joiners. ``strict``: raise sync
-    failures from ``publish`` instead of leaving them in ``handle.error``. ``max_wait_s``: how long training may be held
-    up by one undecided publication; a few seconds more where the one before was given up, so that ranks meet again.
+    ``full_every``: upload a full in the background every so many versions, for late joiners. ``strict``: ``publish``
+    raises what fails before it returns instead of leaving it in ``handle.error``. ``max_wait_s``: how long training may
+    be held up by one undecided publication; a few seconds more where the one before was given up, so that ranks meet
+    again.
     ``start_timeout_s``: how long the first one waits for coordinator and ranks.
     ``shm_dir``: a tmpfs instead of ``/dev/shm`` (also: the environment's ``WEIGHTCAST_SHM_DIR``).
     """
@@ -141,9 +142,9 @@ class Publisher:
         bits and more are cast to ``dtype`` (None: as they are) unless ``keep_dtype`` matches their name. ``frozen``:
         patterns of names that never change; ``aliases``: tied name -> stored name, beside those found.
 
-        Waits while an earlier publication is undecided. At the first publication misuse, an impossible layout, a
-        refusing store and too little shared memory raise at once; any other failure is logged and found in
-        ``handle.error``, unless ``strict``.
+        Waits while an earlier publication is undecided. The first one raises whatever is wrong (misuse, an impossible
+        layout, a refusing store, too little shared memory) but ``Unreachable``, after which the next counts as the first.
+        That and any later failure is logged and found in ``handle.error``, unless ``strict``.
         """
         with self._lock:
             first = self._plan is None

@@ -1,6 +1,6 @@
 """Every key of the bucket is built and parsed here, and nowhere else. The grammar is in LAYOUT.md.
 
-Numbers have a fixed width, so a LIST is in chain order; nothing but people and garbage collection ever lists.
+Numbers have a fixed width, so a LIST is in chain order; nothing but garbage collection lists a run.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ def head_key(run: str) -> str:
 
 
 RUNS_PREFIX = "_runs/"
-"""One empty-handed marker a run, so that people can list runs without listing their objects."""
+"""One empty marker a run, so that runs can be listed without listing their objects."""
 
 
 def run_marker_key(run: str) -> str:
-    """Key of the marker that a run exists; for people, never read by agents."""
+    """Key of the marker that a run exists: for people, and for coordinators that start. No decision rests on it."""
     return f"{RUNS_PREFIX}{check_run(run)}"
 
 

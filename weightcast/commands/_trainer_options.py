@@ -31,7 +31,7 @@ def publishing_options(function: Callable[..., Any]) -> Callable[..., Any]:
             default="keep",
             show_default=True,
             type=click.Choice(list(_DTYPES)),
-            help="Cast floats of 16 bits and more to this, except router biases and scales; keep: as the files hold them.",
+            help="Cast floats of 16 bits and more to this, except router biases and scales; keep: cast nothing.",
         ),
         click.option(
             "--full-every",
