@@ -143,8 +143,8 @@ class Publisher:
         patterns of names that never change; ``aliases``: tied name -> stored name, beside those found.
 
         Waits while an earlier publication is undecided. The first one raises whatever is wrong (misuse, an impossible
-        layout, a refusing store, too little shared memory) but ``Unreachable``, after which the next counts as the first.
-        That and any later failure is logged and found in ``handle.error``, unless ``strict``.
+        layout, a refusing store, too little shared memory) but ``Unreachable``, after which the next counts as the
+        first. That and any later failure is logged and found in ``handle.error``, unless ``strict``.
         """
         with self._lock:
             first = self._plan is None

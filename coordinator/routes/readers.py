@@ -117,9 +117,9 @@ async def events(
     """Stream `opened`, `sealed` and `aborted` (data: the version), `regions` (counts for the head) and `gap`.
 
     Ids are places in the life of the run, `<version>.<1 opened, 2 decided>`: a client resumes with `Last-Event-ID` at
-    any coordinator. Without one the stream begins with the sealing of the head. `gap` says that what happened up to the id
-    in `until` is not sent again: list the versions. The stream ends when its token is revoked, at the next event or
-    comment.
+    any coordinator. Without one the stream begins with the sealing of the head. `gap` says that what happened up to the
+    id in `until` is not sent again: list the versions. The stream ends when its token is revoked, at the next event
+    or comment.
     """
     wanted = last_event_id or after
     event_id = EventId.parse(wanted) if wanted else None
