@@ -82,6 +82,7 @@ async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> Non
     _check_tls(options)
     store = open_store(options.store_url, policy=_STORE_POLICY, tell=to_log(logger))
     try:
+        _withdraw(options)  # what one that was killed has left
         check = StoreCheck(functools.partial(_examine, store, options))
         await check.ask()
         app = create_app(store, settings=options.settings, tokens=tokens, local_only=tokens is None, check=check)
@@ -97,8 +98,7 @@ async def _serve(options: ServerOptions, announce: Callable[[str], None]) -> Non
                 await _ended(late)
     finally:
         await store.close()
-        if options.ready_file is not None:
-            options.ready_file.unlink(missing_ok=True)
+        _withdraw(options)
 
 
 async def _examine(store: Store, options: ServerOptions) -> None:
@@ -249,3 +249,8 @@ def _tell(options: ServerOptions, url: str, announce: Callable[[str], None]) -> 
         temporary.write_text(f"{url}\n")
         temporary.replace(options.ready_file)
     announce(url)
+
+
+def _withdraw(options: ServerOptions) -> None:
+    if options.ready_file is not None:
+        options.ready_file.unlink(missing_ok=True)

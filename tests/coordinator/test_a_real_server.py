@@ -113,6 +113,21 @@ def test_what_keeps_it_from_starting_is_one_sentence(
     assert "not-the-secret" not in refusal("--store", there, "--port", "0")
 
 
+def test_the_address_of_one_that_was_killed_does_not_stand_for_the_next(
+    serve: Callable[..., Any], aws_environment: None, tmp_path: Path
+) -> None:
+    ready = tmp_path / "ready"
+    ready.write_text("http://127.0.0.1:1\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # a store that keeps it from being ready
+        url = f"s3://bucket?endpoint=http://127.0.0.1:{silent.getsockname()[1]}"
+        starting = serve("--store", url, "--port", "0", "--ready-file", str(ready))
+        deadline = time.monotonic() + 40
+        while ready.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert starting.process.poll() is None
+
+
 async def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(
     listen: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
