@@ -17,6 +17,7 @@ from trainer_agent.patience import EXPECTED, TRANSIENT
 from trainer_agent.rebuilding import rebuild_base
 from trainer_agent.session import (
     FINAL,
+    UNWANTED,
     Interrupted,
     Observed,
     Phase,
@@ -255,6 +256,20 @@ class Publication:
 
     async def _await_decision(self) -> SessionEvent:
         worker, version = self.worker, self._answer.version
+        try:
+            event = await self._learn(version)
+        except remote.CoordinatorError as error:
+            if error.code in UNWANTED:
+                raise
+            # Shard and receipt are in the bucket: once a person has mended what is wrong, the version may be sealed.
+            return await self._interrupted(f"version {version}", error)
+        if self.failures:
+            self.failures = 0
+            worker.patience.tell("")
+        return event
+
+    async def _learn(self, version: int) -> Observed:
+        worker = self.worker
         if self.receipt_sha256 and not self.reported:
             self.reported = True
             try:

@@ -13,7 +13,7 @@ What is refused before a version is known, or because nobody waits for it any mo
 version, or, once it is known, looks at it: after an interruption it may have been decided. A version is never opened
 twice for one publication: when it was aborted, the other ranks have gone on. WITHDRAWING says that this rank will
 never send its shard, so that they need not wait; a receipt that is there all the same, from before a restart, counts,
-and then the decision is awaited.
+and then the decision is awaited: as long as the coordinator knows of the version, whatever else it says.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Phase(StrEnum):
 
 
 FINAL = frozenset({Phase.SEALED, Phase.FAILED})
-_DECIDED = frozenset({remote.Fenced.code, remote.UnknownVersion.code, remote.UnknownRun.code, remote.WrongRun.code})
+UNWANTED = frozenset({remote.Fenced.code, remote.UnknownVersion.code, remote.UnknownRun.code, remote.WrongRun.code})
 """Refusals that say that nobody waits for the version any more."""
 
 
@@ -160,7 +160,7 @@ def _to(phase: Phase) -> Callable[[Progress, SessionEvent], Progress]:
 def _refuse(progress: Progress, event: SessionEvent) -> Progress:
     if not isinstance(event, Refused):
         raise IllegalTransition(str(event))
-    if progress.version is None or progress.phase is Phase.AWAITING or event.code in _DECIDED:
+    if progress.version is None or progress.phase is Phase.AWAITING or event.code in UNWANTED:
         return replace(progress, phase=Phase.FAILED, failure=event)
     return replace(progress, phase=Phase.WITHDRAWING, failure=event)
 
@@ -182,6 +182,7 @@ TRANSITIONS: dict[tuple[Phase, type[SessionEvent]], Callable[[Progress, SessionE
     (Phase.SENDING, Interrupted): _to(Phase.OPENING),
     (Phase.SENDING, Refused): _refuse,
     (Phase.AWAITING, Observed): _observe,
+    (Phase.AWAITING, Interrupted): _to(Phase.AWAITING),
     (Phase.AWAITING, Refused): _refuse,
     (Phase.WITHDRAWING, Observed): _observe,
     (Phase.WITHDRAWING, Interrupted): _to(Phase.AWAITING),

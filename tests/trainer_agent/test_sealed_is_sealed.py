@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -66,6 +67,32 @@ async def refuse_the_report(walk: Walk) -> None:
 
 def test_a_version_is_sealed_although_the_report_of_its_receipt_was_refused() -> None:
     walk(1, play=refuse_the_report)
+
+
+async def damage_the_register(walk: Walk) -> None:
+    """Somebody's hand, until somebody else's mends it."""
+    launch = walk.start_launch(world_size=1)
+    launch.publish(SMALL)
+    await walk.rest()
+    (rank,) = launch.walkers
+    assert rank.worker is not None
+    told: list[str] = []
+    rank.worker.patience.tell = told.append
+    launch.publish(SMALL)
+    assert await walk.until(lambda: rank.handles[-1].version == 2, 10.0, every_s=0.001)
+    objects = walk.world.bucket._store._objects
+    objects[manifest_key(RUN, 2)] = (b"{}", *objects[manifest_key(RUN, 1)][1:])
+    await asyncio.sleep(100.0)
+    assert f"version 2: {manifest_key(RUN, 2)} is not a weightcast record" in told[-1]
+    assert not rank.handles[-1].done
+    del objects[manifest_key(RUN, 2)]
+    await walk.rest()
+    assert rank.handles[-1].error is None
+    assert not told[-1]
+
+
+def test_a_version_is_not_told_to_have_failed_while_it_may_be_sealed() -> None:
+    walk(1, play=damage_the_register)
 
 
 class Flipping(MemoryStore):
