@@ -208,6 +208,40 @@ async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path
     assert read_dir(tmp_path) == training.tensors(2)
 
 
+async def test_who_was_stopped_while_an_engine_loads_goes_on_when_asked_again(
+    training: Training, tmp_path: Path
+) -> None:
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        await replica.catch_up()
+        training.step()
+        await training.publish()
+        with shared(tmp_path, timeout_s=1):
+            work = asyncio.ensure_future(replica.catch_up())
+            await asyncio.sleep(0.3)
+            work.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await work
+            again = asyncio.ensure_future(replica.catch_up())
+            await asyncio.wait({again}, timeout=0.3)
+        assert await again == training.position
+
+
+async def test_closing_ends_whoever_waits_for_an_engine(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    replica = await Replica.open(run="tiny", model_dir=tmp_path, store=training.store)
+    await replica.catch_up()
+    training.step()
+    await training.publish()
+    with shared(tmp_path, timeout_s=1):
+        work = asyncio.ensure_future(replica.catch_up())
+        await asyncio.sleep(0.3)
+        await replica.close()
+        await asyncio.wait({work}, timeout=20)
+    with pytest.raises(NotWhole, match="stopping"):
+        await work
+
+
 def _cut(directory: Path) -> None:
     os.truncate(next(directory.glob("*.safetensors")), 10)
 
