@@ -141,10 +141,12 @@ async def test_a_stream_outlives_an_outage_of_the_store(job: Any, place: Any, no
     assert await waiting == ["sealed 1.2"]
 
 
-async def test_what_is_damaged_is_a_gap(job: Any, place: Any, node: Any) -> None:
+@pytest.mark.parametrize("left", [b"damaged", None], ids=["damaged", "deleted"])
+async def test_what_is_damaged_or_deleted_is_a_gap(left: bytes | None, job: Any, place: Any, node: Any) -> None:
     await history(job, place, node)
     await place.store.delete(manifest_key("demo", 2))
-    await place.store.create(manifest_key("demo", 2), b"damaged")
+    if left is not None:
+        await place.store.create(manifest_key("demo", 2), left)
     listening = await stream(await place.node(), after="2.1")
     assert (await listening.next()).name == "gap"
     assert await listening.take(2) == ["sealed 3.2", "opened 4.1"]
