@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from coordinator import registry
 from coordinator.ambient import Settings
+from coordinator.client import CoordinatorClient
 from coordinator.errors import Refused, TooBusy, UnknownRun, UnknownVersion, VersionAborted, WrongRun
 from coordinator.fleet import Room, reached
 from coordinator.waking import Broadcast
-from coordinator.wire import AgentReport, RegionVersion
+from coordinator.wire import AgentReport, RegionVersion, TermRequest
 from weight_store.control import Control
 from weight_store.keys import control_key
 from weight_store.position import Position
@@ -248,6 +251,31 @@ async def test_long_polls_end_when_the_coordinator_stops(job: Any, place: Any, n
     await place.job(await place.node(), run="unheard-of").start()
     late = node.client.head("unheard-of", after=5, wait_s=60)
     assert (await asyncio.wait_for(late, 20)).position.version == 0
+
+
+class Patience(httpx.AsyncBaseTransport):
+    """Passes requests on and notes for how many seconds each answer is waited for."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._inner = httpx.ASGITransport(app)
+        self.noted_s: list[float] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.noted_s.append(request.extensions["timeout"]["read"])
+        return await self._inner.handle_async_request(request)
+
+
+async def test_a_client_has_more_patience_than_it_asks_of_the_coordinator(job: Any, node: Any) -> None:
+    await job.open(step=1)
+    node.service.registry.stop_waiting()  # so that answers come at once
+    patience = Patience(node.app)
+    async with CoordinatorClient("http://coordinator", transport=patience, timeout_s=7) as client:
+        await client.takeover("demo", TermRequest(launch="launch-a", takeover=False, wait_s=50))
+        await client.layout("demo", 1, 2, wait_s=50)
+        await client.version("demo", 1, wait_s=50)
+        await client.head("demo", after=0, wait_s=50)
+        await client.wait("demo", 1, timeout_s=50)
+    assert patience.noted_s == [57] * 5
 
 
 async def test_the_loop_seals_and_expires_without_being_asked(place: Any) -> None:
