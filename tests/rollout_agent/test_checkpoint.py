@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -15,13 +16,13 @@ import pytest
 from rollout_agent.agent import Agent, Pace
 from rollout_agent.changelog import ends_committed
 from rollout_agent.disk import LocalDisk, copy_file
-from rollout_agent.errors import AgentRunning, DiskError, DiskFailed, DiskFull
+from rollout_agent.errors import AgentRunning, DamagedFiles, DiskError, DiskFailed, DiskFull
 from rollout_agent.gate import shared
-from rollout_agent.places import Places
+from rollout_agent.places import Places, checkpoint_name
 from rollout_agent.replica import Replica
 from rollout_agent.state import State, load
 from tests.rollout_agent.following import until
-from tests.rollout_agent.training import Training
+from tests.rollout_agent.training import Down, Training
 from weight_store.position import Position
 
 ReadDir = Callable[[Path], dict[str, bytes]]
@@ -215,6 +216,29 @@ async def test_one_is_due_where_a_log_that_leads_on_from_the_last_is_found_damag
         assert recorded(memory, state) == training.positions[1]
         await replica.checkpoint()
         assert recorded(memory, state) == training.position
+
+
+@pytest.mark.parametrize("harm", [lambda path: spoil(path, 9), lambda path: os.truncate(path, 100)])
+async def test_one_that_is_found_damaged_is_made_anew(
+    training: Training, memory: Path, state: Path, read_dir: ReadDir, harm: Callable[[Path], None]
+) -> None:
+    await training.publish()
+    async with await opened(training, memory, state) as replica:
+        await replica.catch_up()
+        await replica.checkpoint()
+        harm(weights_in(state / checkpoint_name(1)))
+        training.step(0.01)
+        await training.publish()
+        await replica.catch_up()
+        with pytest.raises(DamagedFiles, match="checkpoint-000000000001"):
+            await replica.checkpoint(force=True)
+        await replica.checkpoint()
+        assert recorded(memory, state) == training.position
+    shutil.rmtree(memory)
+    training.store = Down()
+    async with await opened(training, memory, state) as replica:
+        assert replica.position == training.position
+    assert read_dir(memory) == training.tensors(2)
 
 
 @pytest.mark.parametrize(("by_size", "in_memory"), [(True, True), (False, True), (True, False)])
