@@ -20,14 +20,16 @@ def client_of(answer: Callable[[httpx.Request], httpx.Response]) -> CoordinatorC
 
 
 class Endless(httpx.AsyncByteStream):
-    """A body of one line that never ends."""
+    """A body that never ends: ``part``, 64 KiB of it, again and again."""
 
-    taken = 0
+    def __init__(self, part: bytes = b"x") -> None:
+        self._part = part * ((1 << 16) // len(part))
+        self.taken = 0
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         while self.taken < 1 << 30:
-            self.taken += 1 << 16
-            yield b"x" * (1 << 16)
+            self.taken += len(self._part)
+            yield self._part
 
 
 async def test_texts_with_other_line_breaks_stay_whole() -> None:
@@ -38,13 +40,39 @@ async def test_texts_with_other_line_breaks_stay_whole() -> None:
         assert [event async for event in client.events("demo")] == [Event("aborted", data, "4.2")]
 
 
-async def test_a_line_without_an_end_is_not_kept() -> None:
-    body = Endless()
+async def test_many_events_may_be_larger_than_one() -> None:
+    sent = [events.encode("sealed", f'"{number:0600000}"', events.EventId(number, 2)) for number in range(1, 6)]
+    async with client_of(lambda request: httpx.Response(200, content="".join(sent).encode())) as client:
+        assert [event.id async for event in client.events("demo")] == ["1.2", "2.2", "3.2", "4.2", "5.2"]
+
+
+@pytest.mark.parametrize("part", [b"x", b"data: x\n"], ids=["line", "event"])
+async def test_what_has_no_end_is_not_kept(part: bytes) -> None:
+    body = Endless(part)
     async with client_of(lambda request: httpx.Response(200, stream=body)) as client:
         with pytest.raises(CoordinatorUnreachable, match="larger than any event"):
             async for _ in client.events("demo"):
                 pass
     assert body.taken < 2 << 20
+    body = Endless(part)
+    async with client_of(lambda request: httpx.Response(200, stream=body)) as client:
+        with pytest.raises(CoordinatorUnreachable, match="larger than any answer"):
+            await client.runs()
+    assert body.taken < 65 << 20
+
+
+async def test_a_redirection_is_not_followed() -> None:
+    """It could lead the token to somebody else."""
+    asked: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request.url.host)
+        return httpx.Response(307, headers={"Location": "http://elsewhere/v1/runs"})
+
+    async with client_of(answer) as client:
+        with pytest.raises(CoordinatorUnreachable, match="answered HTTP 307"):
+            await client.runs()
+    assert asked == ["coordinator"]
 
 
 async def test_a_compressed_answer_is_not_unpacked() -> None:
