@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rollout_agent.changelog import LogHead
+from rollout_agent.disk import Stamp
 from rollout_agent.errors import RolloutError
-from rollout_agent.state import Owner, Serving, State, Told, Version, Whole, kept_groups, load, seal, table_of
+from rollout_agent.state import Owner, Serving, State, Syncing, Told, Version, Whole, kept_groups, load, seal, table_of
 from rollout_agent.statedir import held_by
 from tests.fuzz.reshaping import either, repaired, reshape_json, within
 from tests.fuzz.target import MIB, Target, require
 from tests.weight_store_records.make_vectors import RUN, RUN_ID, second_version, worked_example
+from trainer_agent.notes import Notes
 from trainer_agent.placement import place_groups
 from trainer_agent.state import SLOTS, Base, Waiting, unseal
 from trainer_agent.state import State as SidecarState
@@ -220,7 +222,7 @@ def _replica_record(data: bytes) -> None:
                 require(load(_File(seal(found)), Path("fuzz"), kind) == found, "a seal changes a record")  # type: ignore[arg-type]
 
 
-_LOCAL: tuple[type[Record], ...] = (Owner, Whole, Serving, Told, State)
+_LOCAL: tuple[type[Record], ...] = (Owner, Whole, Serving, Told, Syncing, State)
 
 
 def _sidecar_state(data: bytes) -> None:
@@ -266,15 +268,15 @@ def _words(kind: type[Record]) -> tuple[bytes, ...]:
 
 
 def _record_targets() -> Iterator[Target]:
-    whole = Whole(
-        run=RUN, run_id=RUN_ID, position=POSITION, step=4, boot_id=BOOT, files={"model-00001-of-00001.safetensors": 64}
-    )
+    stamps = {"model-00001-of-00001.safetensors": Stamp(size=64, mtime_ns=1, ctime_ns=2, inode=3)}
+    whole = Whole(run=RUN, run_id=RUN_ID, position=POSITION, step=4, boot_id=BOOT, stamps=stamps)
     base = Base(slot=1, position=POSITION, ordinal=3, digests="cd" * 32)
     waiting = Waiting(slot=0, ordinal=4, digests="ef" * 32)
     fulls = Receipt.parse(stored(Receipt)[-1]).fulls
     sidecar = SidecarState(run_id=RUN_ID, layout="e" * 64, base=base, waiting=waiting, full_due=base, fulls=fulls)
     owner, serving = Owner(run=RUN, run_id=RUN_ID), Serving(run_id=RUN_ID, position=POSITION, boot_id=BOOT)
-    told = Told(run_id=RUN_ID, position=POSITION, boot_id=BOOT)
+    told, syncing = Told(run_id=RUN_ID, position=POSITION, boot_id=BOOT), Syncing(boot_id=BOOT)
+    notes = Notes(run_id=RUN_ID, version=7, done=((3, "step_3", 1), (4, "step_4", 2)), pending=(5, "step_5", 3))
     rows: list[tuple[str, type[Record], Callable[[bytes], None] | None, Callable[[], list[bytes]]]] = [
         ("head", Head, None, lambda: stored(Head)),
         ("control", Control, None, lambda: stored(Control)),
@@ -295,6 +297,8 @@ def _record_targets() -> Iterator[Target]:
         ),
         ("replica-log-head", LogHead, None, _local(LogHead(run_id=RUN_ID, base=POSITION, to=VERSION))),
         ("replica-told", Told, None, _local(told)),
+        ("replica-syncing", Syncing, None, _local(syncing)),
+        ("watcher-notes", Notes, None, _local(notes)),
     ]
     for name, kind, run, seeds in rows:
         yield Target(
@@ -313,7 +317,7 @@ def _record_targets() -> Iterator[Target]:
     yield Target(
         "sealed-record",
         _replica_record,
-        lambda: [seal(record) for record in (owner, whole, serving, told, _state())],
+        lambda: [seal(record) for record in (owner, whole, serving, told, syncing, _state())],
         _SEALED,
         _words(Whole),
         covers=("rollout_agent.state.load",),
