@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.detours import cheapest_start, leads_on
+from rollout_agent.disk import LocalDisk
 from rollout_agent.errors import DamagedObject
+from rollout_agent.places import Places
 from rollout_agent.replica import Replica
 from tests.rollout_agent.training import Training
 from weight_store.errors import FormatError, ObjectNotFound
@@ -93,6 +95,7 @@ async def test_there_is_none_past_a_delta_that_no_full_follows(training: Trainin
                 await replica.catch_up()
         assert replica.position == training.positions[1]
         assert replica.fetched_bytes - fetched < training.manifests[1].payload_bytes, "a full is of no use"
+        assert not LocalDisk().names(Places.of(tmp_path).new), "nor is a second copy of the files"
 
 
 async def test_another_way_is_one_of_later_objects_alone(training: Training) -> None:
