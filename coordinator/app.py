@@ -23,8 +23,10 @@ _DESCRIPTION = """
 Seals the versions that trainer ranks publish and announces them to rollout agents. The object store is the only durable
 truth: any number of coordinators may serve one bucket, and one that starts empty recovers everything from it.
 
-Errors are problem bodies (RFC 9457) with a stable `code` and a sentence in `detail` that says what to do. Unless it
-serves its own machine alone, the coordinator wants a token (`Authorization: Bearer ...`) with the scope of the route.
+Errors are problem bodies (RFC 9457) with a stable `code` and a sentence in `detail` that says what to do. Whatever is
+asked about runs may get 503 (`store-unavailable`, `too-busy`: ask again) or 500 (`store-refused`, `bucket-damaged`,
+`internal`: a person must act). Unless it serves its own machine alone, the coordinator wants a token (`Authorization:
+Bearer ...`) with the scope of the route.
 """
 
 

@@ -43,7 +43,7 @@ def command() -> None:
 @click.option(
     "--secret-file",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the token to this new file, readable by you alone, and print nothing.",
+    help="Write the token to this new file, readable by you alone, instead of printing it.",
 )
 def new(scopes: tuple[str, ...], path: Path, note: str, secret_file: Path | None) -> None:
     """Make a token and print it, once.
