@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,17 @@ async def test_a_killed_writer_leaves_nothing_to_see(root: Path) -> None:
     later = LocalStore(root, clock=lambda: (root / ".tmp" / leftovers[0]).stat().st_mtime + 90_000)
     await later.create("other", b"x")
     assert [name for name in os.listdir(root / ".tmp") if name != "lock"] == []
+
+
+async def test_what_a_killed_writer_left_goes_a_day_later(root: Path) -> None:
+    store = LocalStore(root)
+    await store.replace("a", b"y", etag=await store.create("a", b"x"))
+    left, now_s = root / ".tmp" / "left", time.time()
+    left.write_bytes(b"half of it")
+    await LocalStore(root, clock=lambda: now_s + 80_000).create("b", b"x")
+    assert left.exists()  # its writer may only be slow
+    await LocalStore(root, clock=lambda: now_s + 90_000).create("c", b"x")
+    assert os.listdir(root / ".tmp") == ["lock"]  # which others may hold
 
 
 async def test_links_are_not_followed(root: Path, tmp_path: Path) -> None:
@@ -150,6 +164,46 @@ async def test_each_new_directory_on_the_way_to_an_object_survives_a_power_cut(
     monkeypatch.setattr(os, "fsync", noted)
     await LocalStore(tmp_path / "a" / "b").create("run/v/one", b"x")
     assert {tmp_path / name for name in ("", "a", "a/b", "a/b/run", "a/b/run/v")} <= synced
+
+
+async def test_what_was_confirmed_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Content is on stable storage before a name leads to it, and the name is before the call returns."""
+    store = LocalStore(tmp_path)
+    for name in ("beside", "old"):
+        await store.create(f"run/v/{name}", b"x")
+    steps: list[str] = []
+
+    def noted(name: str, where: Callable[..., int]) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any, **more: Any) -> Any:
+            place = Path(f"/proc/self/fd/{where(*arguments, **more)}").readlink().relative_to(tmp_path)
+            if name == "fsync" or place.name != ".tmp":
+                steps.append(f"{name} {'content' if place.parent.name == '.tmp' else place}")
+            return real(*arguments, **more)
+
+        monkeypatch.setattr(os, name, call)
+
+    noted("fsync", lambda descriptor: descriptor)
+    noted("unlink", lambda *_, dir_fd: dir_fd)
+    for name in ("link", "rename"):
+        noted(name, lambda *_, dst_dir_fd, **__: dst_dir_fd)
+
+    async def taken(call: Awaitable[object]) -> list[str]:
+        steps.clear()
+        await call
+        return list(steps)
+
+    async def upload() -> None:
+        async with store.upload("run/v/shard") as part:
+            await part.write(b"x")
+            await part.commit()
+
+    assert await taken(store.create("run/v/new", b"x")) == ["fsync content", "link run/v", "fsync run/v"]
+    assert await taken(upload()) == ["fsync content", "link run/v", "fsync run/v"]
+    etag = (await store.get("run/v/old", max_bytes=1)).etag
+    assert await taken(store.replace("run/v/old", b"y", etag=etag)) == ["fsync content", "rename run/v", "fsync run/v"]
+    assert await taken(store.delete("run/v/old")) == ["unlink run/v", "fsync run/v"]
 
 
 async def test_racing_directories_are_made_once(root: Path) -> None:
