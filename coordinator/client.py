@@ -135,15 +135,15 @@ class CoordinatorClient:
 
     async def report_receipt(self, run: str, version: int, rank: int, report: ReceiptReport) -> VersionAnswer:
         """``PUT .../versions/{v}/receipts/{rank}``: shard and receipt are in the bucket."""
-        return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "receipts", rank), body=report)
+        return await self._about(run, version, "PUT", "receipts", rank, body=report)
 
     async def report_progress(self, run: str, version: int, rank: int, report: ProgressReport) -> VersionAnswer:
         """``PUT .../versions/{v}/progress/{rank}``: bytes of the shard moved since this was last said."""
-        return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "progress", rank), body=report)
+        return await self._about(run, version, "PUT", "progress", rank, body=report)
 
     async def withdraw(self, run: str, version: int, rank: int, report: WithdrawalReport) -> VersionAnswer:
         """``PUT .../versions/{v}/withdrawals/{rank}``: the shard will not come, the version need not be waited for."""
-        return await self._ask(VersionAnswer, "PUT", _run(run, "versions", version, "withdrawals", rank), body=report)
+        return await self._about(run, version, "PUT", "withdrawals", rank, body=report)
 
     # Readers
 
@@ -161,7 +161,7 @@ class CoordinatorClient:
 
     async def version(self, run: str, version: int, *, wait_s: float = 0) -> VersionAnswer:
         """``GET .../versions/{v}``; with ``wait_s`` (at most 60) once it is decided or the time is over."""
-        return await self._ask(VersionAnswer, "GET", _run(run, "versions", version), {"wait": wait_s}, wait_s=wait_s)
+        return await self._about(run, version, "GET", query={"wait": wait_s}, wait_s=wait_s)
 
     async def manifest(self, run: str, version: int) -> bytes:
         """``GET .../versions/{v}/manifest``: byte for byte; check it against the position you hold."""
@@ -228,6 +228,16 @@ class CoordinatorClient:
         return await self._ask(HealthAnswer, "GET", "/readyz")
 
     # Plumbing
+
+    async def _about(self, run: str, version: int, method: str, *parts: str | int, **more: Any) -> VersionAnswer:
+        """An answer about that version of that run: one about another was altered on its way, and is no answer."""
+        answer = await self._ask(VersionAnswer, method, _run(run, "versions", version, *parts), **more)
+        if (answer.run, answer.version) != (run, version):
+            raise CoordinatorUnreachable(
+                f"{self._base} was asked about version {version} of run {run} and answered about version "
+                f"{answer.version} of {answer.run}: the answer was altered or damaged on the way"
+            )
+        return answer
 
     async def _ask(
         self,

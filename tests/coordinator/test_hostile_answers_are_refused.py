@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -12,6 +13,7 @@ from coordinator import events
 from coordinator.app import create_app
 from coordinator.client import CoordinatorClient, Event
 from coordinator.errors import CoordinatorUnreachable
+from coordinator.wire import ProgressReport, WithdrawalReport
 from weight_store.memory import MemoryStore
 
 
@@ -97,6 +99,30 @@ class Body(httpx.AsyncByteStream):
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         yield self._body
+
+
+class Flipping(httpx.ASGITransport):
+    """Flips a bit of an answer on its way, and so another version's number is in it."""
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response = await super().handle_async_request(request)
+        body = await response.aread()
+        assert b'"version":1,' in body
+        return httpx.Response(response.status_code, content=body.replace(b'"version":1,', b'"version":9,'))
+
+
+async def test_an_answer_about_another_version_is_none(job: Any, node: Any) -> None:
+    """A trainer would be told of a version that never came to be."""
+    opened = await job.open(step=1)
+    async with CoordinatorClient("http://coordinator", Flipping(node.app)) as client:
+        for ask in (
+            lambda: client.version("demo", 1),
+            lambda: client.report_progress("demo", 1, 0, ProgressReport(term=opened.term)),
+            lambda: job.receipt(opened, 0, at=client),
+            lambda: client.withdraw("demo", 1, 0, WithdrawalReport(term=opened.term, code="c", sentence="s")),
+        ):
+            with pytest.raises(CoordinatorUnreachable, match="version 1 of run demo and answered about version 9"):
+                await ask()
 
 
 async def test_a_query_that_is_no_utf8_is_no_defect() -> None:
