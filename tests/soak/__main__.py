@@ -32,13 +32,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--steady", action="store_true", help="look for leaks: one long soak in which nobody is killed")
     parser.add_argument(
-        "--without", choices=NAMES, default="", metavar="MECHANISM", help="switch it off: one of " + ", ".join(NAMES)
+        "--without",
+        choices=NAMES,
+        default="",
+        metavar="MECHANISM",
+        help=f"switch it off, until that is found: one of {', '.join(NAMES)}",
     )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 31)
     until_s = time.monotonic() + options.seconds
-    failed, chaos = False, partial(soak, environment=environment(options.without) if options.without else None)
+    failed = False
+    off = environment(options.without) if options.without else None
+    chaos = partial(soak, environment=off, hasty=off is not None)
     while True:
         root = Path(tempfile.mkdtemp(prefix="weightcast-soak-"))
         length_s = options.seconds if options.steady else min(_SOAK_S, options.seconds)

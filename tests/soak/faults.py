@@ -24,6 +24,7 @@ _WEIGHTS = {
     "kill": 6.0,
     "stop": 5.0,
     "sidecar": 3.0,
+    "garble": 2.5,
     "harm": 2.5,
     "engine": 2.0,
     "rank": 2.0,
@@ -52,15 +53,17 @@ class Faults:
         kinds = {kind: weight for kind, weight in _WEIGHTS.items() if self._chance.random() < 0.6}
         pace_s = pace_s or self._chance.choice([2.0, 3.0, 5.0])
         self._cast.note(f"begin every {pace_s:g} s one of {sorted(kinds)}")
-        while not self._cast.truth.sealed and time.monotonic() < until_s:  # noqa: ASYNC110 - what others write down
-            await asyncio.sleep(0.5)
-        while kinds and time.monotonic() < until_s:
-            kind = self._chance.choices(list(kinds), list(kinds.values()))[0]
-            self._spawn(getattr(self, f"_{kind}")())
-            await asyncio.sleep(self._chance.random() * 2 * pace_s)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            while not self._cast.truth.sealed and time.monotonic() < until_s:  # noqa: ASYNC110 - what others write down
+                await asyncio.sleep(0.5)
+            while kinds and time.monotonic() < until_s:
+                kind = self._chance.choices(list(kinds), list(kinds.values()))[0]
+                self._spawn(getattr(self, f"_{kind}")())
+                await asyncio.sleep(self._chance.random() * 2 * pace_s)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -94,6 +97,17 @@ class Faults:
         link.change(weather)
         await asyncio.sleep(length_s)
         link.change("fair")
+
+    async def _garble(self) -> None:
+        """Bits flip in what all agents fetch."""
+        seconds = self._chance.choice([4, 10])
+        self._cast.note(f"garble for {seconds} s")
+        links = [self._cast.links[f"{region}-store"] for region in self._cast.regions]
+        for link in links:
+            link.change("rotten")
+        await asyncio.sleep(seconds)
+        for link in links:
+            link.change("fair")
 
     async def _outage(self) -> None:
         """The store stands still, or nobody reaches it."""

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from tests.relay import Cut, Hook, Relay
 
 Address = tuple[str, int]
-WEATHERS = ("cut", "slow", "wrong", "torn", "hole")
-"""No connections; late; a bit of a chunk in ten is flipped; connections end in the middle; nothing gets through."""
+WEATHERS = ("cut", "slow", "wrong", "torn", "hole", "rotten")
+"""No connections; late; a bit of a chunk in ten is flipped; connections end in the middle; nothing gets through; a bit
+of every other large chunk is flipped, which most often is payload."""
+_LARGE_BYTES = 2000
 
 
 class Link(Relay):
@@ -55,7 +57,12 @@ class Link(Relay):
             raise Cut
         elif self._weather == "torn" and self._chance.random() < 0.15:
             raise Cut(data[: self._chance.randrange(len(data) + 1)])
-        elif self._weather == "wrong" and self._chance.random() < 0.1:
+        elif self._chance.random() < self._share_flipped(len(data)):
             at = self._chance.randrange(len(data))
             return data[:at] + bytes([data[at] ^ 1 << self._chance.randrange(8)]) + data[at + 1 :]
         return data
+
+    def _share_flipped(self, size: int) -> float:
+        if self._weather == "wrong":
+            return 0.1
+        return 0.5 if self._weather == "rotten" and size >= _LARGE_BYTES else 0.0

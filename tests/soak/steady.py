@@ -42,12 +42,11 @@ async def steady(seed: int, seconds: float, root: Path, *, say: Callable[[str], 
         cast.start_job()
         await _until_sealed(cast)
         await _go_on(cast, seconds)
-        measured = list(cast.holding.grown())
         for line in cast.holding.told():
             cast.note(line)
+        for what in cast.holding.grown():
+            find(what)
         await come_to_rest(cast)
-    for what in measured:
-        find(what)
     say(f"seed {seed}: {dict(cast.done)}; {cast.truth}; {len(findings)} found")
     return findings
 
