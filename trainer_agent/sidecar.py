@@ -243,16 +243,23 @@ class Connection:
             await asyncio.wait(pending, timeout=grace_s)
 
 
+def _set_level(level: str) -> None:
+    """How much is logged. A level that there is not must not keep the sidecar from publishing."""
+    if level.upper() not in logging.getLevelNamesMapping():
+        _log.warning("WEIGHTCAST_LOG is %.20r, which is no level: INFO says what it does", level)
+        return
+    for name in ("trainer_agent", "weight_store"):
+        logging.getLogger(name).setLevel(level.upper())
+
+
 def main() -> int:
     """Run the process; returns its exit status."""
     parser = argparse.ArgumentParser(prog="trainer_agent.sidecar", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True, help="where to listen; its directory must be private")
     parser.add_argument("--parent", type=int, help="end when this process is no longer our parent")
     options = parser.parse_args()
-    level = os.environ.get("WEIGHTCAST_LOG", "WARNING").upper()
     logging.basicConfig(stream=sys.stderr, format="weightcast sidecar: %(levelname)s %(message)s", level="WARNING")
-    for name in ("trainer_agent", "weight_store"):
-        logging.getLogger(name).setLevel(level)
+    _set_level(os.environ.get("WEIGHTCAST_LOG") or "WARNING")
     with contextlib.suppress(FileNotFoundError):
         options.socket.unlink()
     return asyncio.run(Sidecar(options.socket, options.parent).run())

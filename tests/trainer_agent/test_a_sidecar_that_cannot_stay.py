@@ -51,6 +51,15 @@ def test_each_step_says_so_and_a_new_publisher_publishes(
         assert publisher.publish(moved(state), 4).sealed(30) > 1
 
 
+def test_a_log_level_that_there_is_not_keeps_none_from_starting(
+    service: Any, make_state: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WEIGHTCAST_LOG", "loud")
+    with Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher:
+        assert publisher.publish(make_state(), 0).sealed(30) == 1
+    assert "weightcast sidecar: WARNING WEIGHTCAST_LOG is 'loud', which is no level" in capfd.readouterr().err
+
+
 def test_a_step_that_waits_for_a_full_waits_no_longer(tmp_path: Path) -> None:
     desk, arena, tell = attached_desk(tmp_path)
     tell(Attached(run_id="x", term=1, base_slot=0, full_slot=1))
