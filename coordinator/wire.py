@@ -191,7 +191,7 @@ class AgentAnswer(Answer):
 
 
 class RegionAnswer(Answer):
-    """A region, its live agents and what it should run (None: it follows the head)."""
+    """A region, its live agents and its target (reserved for what it shall run: agents follow the head)."""
 
     region: RegionName
     target: Version | None = None

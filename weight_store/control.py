@@ -1,4 +1,7 @@
-"""The control object: what regions should run and how far back readers may still reach. Moved by compare-and-set."""
+"""The control object: how far back readers may still reach, and, reserved, what regions shall run instead of the head.
+
+Moved by compare-and-set. No agent follows targets yet; collections keep what they name.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ RegionName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9](?:[a-z0-9-]{0,
 
 
 class Control(Record):
-    """``<run>/control.json``. A region without a target follows the head; ``floor`` is the oldest version kept."""
+    """``<run>/control.json``. ``targets``: version by region; ``floor``: the oldest version kept."""
 
     FORMAT: ClassVar[str] = "weightcast.control"
 

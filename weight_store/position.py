@@ -6,7 +6,7 @@ from weight_store.records import Part, Sha256, Version
 
 
 class Position(Part):
-    """Equality of two positions is the whole question of whether a delta fits."""
+    """A version and the SHA-256 of its manifest. Whether two are equal is all there is to whether a delta fits."""
 
     version: Version
     sha256: Sha256

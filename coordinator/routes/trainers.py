@@ -116,7 +116,7 @@ async def report_receipt(
     """Take note that a rank's shard and receipt are durable; the last report seals the version.
 
     The report only makes sealing quicker: receipts are also found in the bucket. An answer with state `aborted` means
-    that the version expired or was refused before; its `reason` says why.
+    that the version was given up before; its `reason` says why.
     """
     return await service.report_receipt(run, version, rank, report)
 
