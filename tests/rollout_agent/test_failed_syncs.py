@@ -6,6 +6,7 @@ Here the agent is also killed right after it, so that nobody is left who saw it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -22,8 +23,8 @@ from tests.rollout_agent.crashing import (
     visible,
     without_threads,
 )
-from tests.rollout_agent.simdisk import Crash, SimDisk
-from tests.rollout_agent.simvolume import Volume
+from tests.rollout_agent.simdisk import Crash, SimDisk, SimMap
+from tests.rollout_agent.simvolume import Inode, Volume
 from tests.rollout_agent.training import Down, Training
 from weight_store.memory import MemoryStore
 
@@ -190,6 +191,35 @@ async def test_of_repaired_files() -> None:
             await replica.repair()
         await _until_there(world, replica)
     await lasts(world, disk)
+
+
+class WornOut(SimDisk):
+    """Fails every sync of the files that are ``worn``."""
+
+    worn: tuple[Inode, ...] = ()
+
+    def map(self, path: Path, *, writable: bool) -> SimMap:
+        mapped = super().map(path, writable=writable)
+        return WornMap(self, path, mapped.inode) if any(mapped.inode is inode for inode in self.worn) else mapped
+
+
+class WornMap(SimMap):
+    def sync(self) -> None:
+        self.inode.lose(self.disk.random)
+        raise DiskFailed(f"sync of {self.path} failed")
+
+
+async def test_files_whose_syncs_go_on_failing_are_replaced_not_repaired_again() -> None:
+    world, disk = await at_version_1(())
+    worn = WornOut(disk.kill().volume, seed=SEED)
+    worn.worn = tuple(inode for path, inode in worn.volume.names.items() if path.endswith(".safetensors"))
+    async with await world.open(worn) as replica:
+        worn.worn[-1].data[-5] ^= 1
+        with pytest.raises(DiskFailed):
+            await replica.repair()
+        worn.worn[-1].data[-5] ^= 1
+        await _until_there(world, replica)
+    await lasts(world, worn)
 
 
 async def _until_there(world: World, replica: Replica) -> None:
