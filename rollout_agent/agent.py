@@ -192,7 +192,6 @@ class Agent:
                 _LOG.warning("an engine was told of version %d and never answered; this agent has none", told.version)
                 self.replica.told()
                 return
-            self._refused = None
             await self._hand_over(held)
 
     async def _hand_over(self, position: Position) -> None:

@@ -193,6 +193,22 @@ async def test_another_run_under_the_same_name_ends_the_agent(training: Training
         assert replica.position == training.position
 
 
+async def test_a_defect_in_what_runs_beside_following_ends_the_agent(training: Training, tmp_path: Path) -> None:
+    class Defective(Coordinator):
+        async def head(self, run: str, *, after: int | None = None, wait_s: float = 0) -> HeadAnswer:
+            raise CoordinatorUnreachable("down")
+
+        async def heartbeat(self, run: str, region: str, agent: str, report: AgentReport) -> None:
+            raise KeyError("a defect")
+
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        client: Any = Defective(training)
+        with pytest.raises(KeyError, match="a defect"):
+            async with asyncio.timeout(20):
+                await Agent(replica, "tiny", "eu-west", "a1", client, pace=QUICK).follow()
+
+
 def test_pauses_grow_are_bounded_and_never_equal() -> None:
     pace = Pace()
     assert pace.retry_s(1, 0.0) < pace.retry_s(3, 0.0) < pace.retry_s(10, 0.0) <= pace.longest_retry_s
