@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollout_agent import checking
-from rollout_agent.agent import Agent
+from rollout_agent.agent import Agent, Pace
 from rollout_agent.engine import Staged
 from rollout_agent.errors import DamagedFiles, NotWhole
 from rollout_agent.replica import Replica
@@ -220,30 +220,51 @@ async def test_a_file_replaced_while_groups_are_refetched_is_not_taken_for_repai
     assert read_dir(tmp_path) == training.tensors(1)
 
 
+class Slow(Loads):
+    """An engine that has ``started`` to load and goes on once it may ``answer``."""
+
+    def __init__(self, read_dir: ReadDir) -> None:
+        super().__init__(read_dir)
+        self.started, self.answer = asyncio.Event(), asyncio.Event()
+
+    async def load(self, staged: Staged) -> None:
+        self.started.set()
+        await self.answer.wait()
+        await super().load(staged)
+
+
+@pytest.mark.parametrize("scrub_s", [0.0, 0.01])
 async def test_an_engine_that_is_told_is_not_disturbed_while_it_loads(
-    training: Training, tmp_path: Path, read_dir: ReadDir
+    training: Training, tmp_path: Path, read_dir: ReadDir, scrub_s: float
 ) -> None:
     """An edit while it loads is repaired when it has answered, and then it is told again."""
-    started, answer = asyncio.Event(), asyncio.Event()
-
-    class Slow(Loads):
-        async def load(self, staged: Staged) -> None:
-            started.set()
-            await answer.wait()
-            await super().load(staged)
-
     await training.publish()
     async with await opened(training, tmp_path) as replica:
         engine = Slow(read_dir)
-        async with following(replica, engine):
-            await asyncio.wait_for(started.wait(), 20)
+        async with following(replica, engine, Pace(watch_s=0.02, scrub_s=scrub_s)):
+            await asyncio.wait_for(engine.started.wait(), 20)
             edit(weight_files(tmp_path)[1])
             await asyncio.sleep(0.2)
             assert replica.position == training.position, "still shown: the engine is reading"
-            answer.set()
+            engine.answer.set()
             await until(lambda: len(engine.loaded) == 2)
         assert engine.loaded == [engine.loaded[0], training.tensors(1)]
         assert engine.loaded[0] != training.tensors(1)
+
+
+async def test_an_engine_that_loads_while_a_repair_is_made_for_another_one_is_told_again(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        engine = Slow(read_dir)
+        async with following(replica, engine) as agent:
+            await asyncio.wait_for(engine.started.wait(), 20)
+            edit(weight_files(tmp_path)[1])
+            assert await asyncio.to_thread(enters, tmp_path, timeout_s=20) == 1
+            engine.answer.set()
+            await until(lambda: len(engine.loaded) == 2)
+            await until(lambda: agent.status.state == "serving")
 
 
 @pytest.mark.parametrize(
