@@ -197,6 +197,11 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         self.on_started()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves out the application then, whose end would be logged as an error
+            await self.lifespan.shutdown()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Replace uvicorn's, which raises the signal again after a clean stop and so ends with a failure status."""

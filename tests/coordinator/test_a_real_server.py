@@ -97,6 +97,16 @@ async def test_a_client_waits_for_a_coordinator_that_is_not_there_yet(
     assert f"http://127.0.0.1:{port} does not answer" in failures[0]
 
 
+def test_one_that_is_told_twice_to_stop_ends_as_cleanly(serve: Callable[..., Any], tmp_path: Path) -> None:
+    server = serve("--store", f"file://{tmp_path}/store", "--port", "0")
+    server.url()
+    for number in (signal.SIGSTOP, signal.SIGINT, signal.SIGTERM):  # stopped, it gets both at once
+        server.process.send_signal(number)
+    assert server.end(signal.SIGCONT) == 0
+    assert server.log.count("stopping") == 2
+    assert "Traceback" not in server.log
+
+
 def test_what_keeps_it_from_starting_is_one_sentence(
     tmp_path: Path, s3_url: Callable[..., str], monkeypatch: pytest.MonkeyPatch, refusal: Callable[..., str]
 ) -> None:
