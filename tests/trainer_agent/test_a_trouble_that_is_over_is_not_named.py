@@ -80,3 +80,18 @@ async def test_so_does_patience() -> None:
     with pytest.raises(ObjectNotFound):
         await Patience(sleep=no_sleep, tell=told.append)("looking", Outage(1, ObjectNotFound("none")))
     assert told == [f"looking: {OUTAGE}", ""]
+
+
+async def test_patience_asks_every_few_seconds_and_says_so_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    with pytest.raises(ObjectNotFound):
+        await Patience(sleep, fraction=lambda: 1.0)("looking", Outage(20, ObjectNotFound("none")))
+    assert len(slept) == 20
+    assert slept == sorted(slept)
+    assert (slept[0], slept[-1]) == (0.1, 5.0)
+    said = [record.getMessage().partition("attempt ")[2].partition(";")[0] for record in caplog.records]
+    assert said == ["1", "2", "4", "8", "16"]

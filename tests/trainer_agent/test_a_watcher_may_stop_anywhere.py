@@ -30,6 +30,8 @@ class Job:
         self.versions: list[Found] = []
         self.undecided: Found | None = None
         self.watch: Watch | None = None
+        self.by_hand: set[int] = set()
+        """Steps that somebody published. Not written again: a watcher learns no more of those than the step."""
 
     async def newest(self, store_url: str, run: str, notes: Notes | None) -> Newest:
         """Stands for the bucket."""
@@ -41,6 +43,8 @@ class Job:
         if self.step and self.chance.random() < 0.2:
             self.step = self.chance.randrange(self.step)
         self.step += 1
+        while self.step in self.by_hand:
+            self.step += 1
         marker = self.directory / f"step_{self.step}" / "STABLE"
         marker.parent.mkdir(exist_ok=True)
         marker.touch()
@@ -48,13 +52,23 @@ class Job:
 
     def starts(self) -> Watch:
         """The watcher; what the one before left undecided is decided by the time that it has taken the run over."""
+        # What is there before the first watcher, and has at most the head's step, counts as published.
+        if self.chance.random() < 0.3 and trainer.notes_path(self.directory, "r").exists():
+            self.decides()
+            by_hand = [item for item in scan(self.directory, "STABLE") if item not in self.versions][:1]
+            self.by_hand |= {item.step for item in by_hand}
+            self.versions += by_hand
         self.watch = watch = Watch(self.directory, "STABLE", "r", "memory://", 0.0, Stopping())
         watch.look_back()
+        self.decides()
+        watch.look_back()
+        return watch
+
+    def decides(self) -> None:
+        """Whoever takes the run over ends what was left undecided."""
         if self.undecided is not None and self.chance.random() < 0.5:
             self.versions.append(self.undecided)
         self.undecided = None
-        watch.look_back()
-        return watch
 
     def goes_on(self, *, dies: bool) -> bool:
         """One publication, in the middle of which the watcher may die. False if there is nothing to publish."""
@@ -88,7 +102,9 @@ def test_each_checkpoint_is_published_once(tmp_path: Path, monkeypatch: pytest.M
         job = Job(directory, seed)
         monkeypatch.setattr(trainer, "_look_at_newest", job.newest)
         for _ in range(EVENTS):
-            if job.chance.random() < 0.5:
+            if job.chance.random() < 0.1:
+                job.watch = None  # told to stop, with nothing to do
+            elif job.chance.random() < 0.5:
                 job.writes()
             else:
                 job.goes_on(dies=job.chance.random() < 0.3)
@@ -100,13 +116,18 @@ def test_each_checkpoint_is_published_once(tmp_path: Path, monkeypatch: pytest.M
     assert any(wrong.values()) != noted, wrong
 
 
-def test_notes_of_another_run_or_that_cannot_be_read_count_for_nothing(tmp_path: Path) -> None:
+def test_notes_of_another_run_or_that_cannot_be_read_count_for_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     found = {Found(1, "step_1", 5), Found(2, "step_2", 6), Found(3, "step_3", 7)}
     newest = Newest(RUN_ID, 9, (2,))
     other = Notes(run_id=RUN_ID.replace("a", "b"), version=4, done=((3, "step_3", 7),))
     assert {item.step for item in trainer.done_before(found, other, newest)} == {1, 2}
     assert trainer.done_before(found, other, None) == set()
     path = trainer.notes_path(tmp_path, "r")
+    assert trainer.read_notes(path) is None
+    assert not caplog.records, "the first watcher finds none, and nothing is wrong with that"
+    assert trainer.read_notes(tmp_path) is None
     for content in (b"", b"{", b"[]", other.to_bytes()[:-1], other.to_bytes().replace(b'"step_3"', b'"\\ud800"')):
         path.write_bytes(content)
         assert trainer.read_notes(path) is None

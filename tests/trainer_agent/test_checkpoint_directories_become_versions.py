@@ -138,6 +138,7 @@ def test_only_settled_directories_count_and_one_written_again_is_new(tmp_path) -
         (tmp_path / name).mkdir()
     (tmp_path / "step_1" / "STABLE").touch()
     (tmp_path / "logs" / "STABLE").touch()
+    (tmp_path / "events.3").touch()
     found = scan(tmp_path, "STABLE")
     assert [item.name for item in found] == ["step_1"]
     assert scan(tmp_path, None) == []

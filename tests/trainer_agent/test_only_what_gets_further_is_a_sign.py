@@ -181,6 +181,21 @@ async def test_what_the_work_raises_is_raised() -> None:
         await giving_signs(work(), Movement(), pace.sign, pace.sleep)
 
 
+async def test_a_defect_of_the_signs_is_no_decision() -> None:
+    movement, pace = Movement(), Pace(undecided=0)
+
+    async def sign() -> bool:
+        raise ZeroDivisionError
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        movement.applied(1, 1)
+        await asyncio.Event().wait()
+
+    with pytest.raises(ZeroDivisionError):
+        await giving_signs(work(), movement, sign, pace.sleep)
+
+
 async def test_a_cancellation_ends_both() -> None:
     movement, pace = Movement(), Pace(undecided=10**9)
     ended = asyncio.Event()
@@ -189,6 +204,8 @@ async def test_a_cancellation_ends_both() -> None:
         try:
             await asyncio.Event().wait()
         finally:
+            for _ in range(5):
+                await asyncio.sleep(0)  # it may be reading a slot that the trainer writes next
             ended.set()
 
     task = asyncio.create_task(giving_signs(work(), movement, pace.sign, pace.sleep))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trainer_agent.offering import make_offer
 from trainer_agent.piece import Casting, make_casting
 from trainer_agent.placement import ALIGN_BYTES, place_groups, plan_copies, slot_bytes
 from trainer_agent.sources import as_source, stage
+from weight_store import grouping
 from weight_store.boxes import Box
 from weight_store.grouping import resolve_layout
 from weight_store.offer import Offer
@@ -69,7 +71,8 @@ def test_what_all_ranks_copy_is_every_element_once(rows, columns, ranks, data) -
         for rank in range(ranks)
     ]
     offers = [offer_of(mine, rank, ranks) for rank, mine in enumerate(pieces)]
-    layout = resolve_layout(offers)
+    with mock.patch.object(grouping, "PIECE_BYTES", data.draw(st.sampled_from((8, grouping.PIECE_BYTES)))):
+        layout = resolve_layout(offers)
     found: list[int] = []
     for rank, mine in enumerate(pieces):
         placed = place_groups(layout.owned(rank))

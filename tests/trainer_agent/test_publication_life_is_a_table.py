@@ -123,7 +123,8 @@ def test_a_rank_that_cannot_send_withdraws_and_tells_what_it_failed_of(event: ob
 def test_a_launch_that_is_over_while_a_rank_withdraws_is_told_so() -> None:
     withdrawing = advance(advance(progress(base=base_at(3)), Observed(answer())), FULL)
     fenced = Refused("fenced", "another launch took over")
-    assert advance(withdrawing, fenced).failure == fenced
+    after = advance(withdrawing, fenced)
+    assert (after.phase, after.failure) == (Phase.FAILED, fenced)
 
 
 def test_a_launch_whose_version_was_fenced_is_told_so_at_once() -> None:
@@ -172,11 +173,13 @@ def test_waiting_goes_on_until_the_version_is_decided() -> None:
     assert advance(waiting, Observed(answer(state="sealed"))).phase is Phase.SEALED
 
 
-def manifest(version: int, payloads: list[int], *, full_bytes: int = 100, full_version: int = 1) -> Manifest:
-    """A manifest whose chain has the payloads given, its own last."""
+def manifest(
+    version: int, payloads: list[int], *, full_bytes: int = 100, full_version: int = 1, delta: int | None = None
+) -> Manifest:
+    """A manifest whose chain has the payloads given, its own last. ``delta``: of the version whose full is an extra."""
     links = tuple(
         Link(version=full_version + i, sha256=f"{full_version + i:064x}", payload_bytes=size)
-        for i, size in enumerate([full_bytes, *payloads[:-1]])
+        for i, size in enumerate([full_bytes if delta is None else delta, *payloads[:-1]])
     )
     own = full_version == version
     return Manifest(
@@ -207,6 +210,8 @@ def test_fulls_come_every_so_many_versions_and_when_deltas_cost_more_than_one() 
     assert not wants_extra_full(manifest(5, [40, 40, 40, 40]), 0), "once for every multiple"
     assert wants_extra_full(manifest(6, [40, 40, 40, 40, 40]), 0)
     assert not wants_extra_full(manifest(1, [100]), 1), "it is a full already"
+    assert wants_extra_full(manifest(4, [40, 40, 40], delta=30), 0), "who reads the full needs no delta to it"
+    assert not wants_extra_full(manifest(2, [0], full_bytes=0), 0), "a run of empty tensors"
 
 
 def test_fulls_are_reported_until_they_are_visible() -> None:
