@@ -20,7 +20,12 @@ _SILENT_S = 20.0
 
 @click.command()
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--step", required=True, type=click.IntRange(min=0), help="The trainer's label of this version.")
+@click.option(
+    "--step",
+    required=True,
+    type=click.IntRange(min=0),
+    help="The trainer's label of this version; it may repeat or go back, as after a resume.",
+)
 @publishing_options
 @click.option("--timeout", default=3600.0, show_default=True, type=Seconds(min=0), help="Seconds to wait for the seal.")
 def command(
