@@ -207,7 +207,7 @@ class Agent:
         if self.engine is not None and (serving != position or self.replica.telling is not None):
             if not self._refuses(position):
                 serving = await self._load(position, self.engine)
-            error = self._refused.error if self._refused is not None and self._refused.position == position else ""
+            error = self._refused.error if self._refused is not None else ""
         state: ReplicaState = "serving" if serving == position else "staged"
         self._say(state=state, staged=position, serving=serving, error=error)
 
