@@ -139,8 +139,9 @@ class Publisher:
 
         ``pieces``: a state dict (plain tensors, or DTensors of which the local box is taken), pieces, or pairs of name
         and full tensor that every rank iterates alike. ``step`` is the trainer's label; it may repeat or go
-        back. Floats of 16 bits and more are cast to ``dtype`` (None: as they are) unless ``keep_dtype`` matches their
-        name. ``frozen``: patterns of names that never change; ``aliases``: tied name -> stored name, beside those found.
+        back. Floats of 16 bits and more are cast to ``dtype`` (None: as they are) unless ``keep_dtype`` matches
+        their name. ``frozen``: patterns of names that never change; ``aliases``: tied name -> stored name, beside
+        those found.
 
         Waits while an earlier publication is undecided. The first one raises whatever is wrong (misuse, an impossible
         layout, a refusing store, too little shared memory) but ``Unreachable``, after which the next counts as the
