@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import codec
-from codec import reference_ulp, ulp
+from codec import reference_ulp, reference_ulp_encoder, ulp
 from codec.errors import CodecError, CorruptFrame, InvalidInput, TruncatedFrame, UnsupportedFrame
 from tests.codec import kinds
 
@@ -32,12 +32,12 @@ def small():
     return base, new, body
 
 
-def outcome(base, new, body):
+def outcome(base, new, body, dtype="BF16"):
     """None if refused, True if the result is right, False if it is another; only a digest may tell the last two."""
     before = base.copy()
     base.flags.writeable = False
     try:
-        change = ulp.decode(base, body, "BF16", base.size)
+        change = ulp.decode(base, body, dtype, base.size)
     except (CorruptFrame, UnsupportedFrame):
         return None
     finally:
@@ -66,6 +66,90 @@ def test_every_bit_flip_is_refused_or_gives_another_digest(small):
     # States must come back to where the encoder began, so little is left to the digest: another chunk size or the
     # hazard of a class without weights changes nothing; raw bits, here a sixth, and directions change the result.
     assert refused > 0.75 * 8 * len(body)
+
+
+def steps(rest, **frequency):
+    """A model of steps of two and of three; frequencies by symbol."""
+    model = reference_ulp.ValueModel(mode=0, rest=rest)
+    for symbol, width in {"s1": 2048, "s2": 1024, **frequency}.items():
+        model.frequency[int(symbol[1:])] = width
+    return model
+
+
+def exponents(top):
+    """A model of exponents below ``top`` for weights whose exponent is 11."""
+    symbol = 2 * (top - 11)
+    model = reference_ulp.ValueModel(mode=1, top=top, rest=symbol)
+    model.frequency[symbol] = 4096
+    return model
+
+
+USUAL = steps(0, s0=1024)
+CODES = [80] * reference_ulp.CLASSES
+# Where a chunk's head has a byte of its own: behind the number of changes, with a hazard for each class.
+LOW_AND_HIGH, LAST_SYMBOL = 2, 3 + reference_ulp.CLASSES
+
+
+def written(values):
+    writer = reference_ulp_encoder.Writer()
+    reference_ulp_encoder.write_model(writer, reference_ulp.Model(kinds.fields("F16"), 0, CODES, [values]))
+    return bytes(writer.data)
+
+
+def put(chunk, at, *data, instead_of=1):
+    return chunk[:at] + bytes(data) + chunk[at + instead_of :]
+
+
+def as_it_is(chunk):
+    return chunk
+
+
+MODELS = {
+    "as usual": (True, 0, CODES, USUAL, as_it_is),
+    "the highest exponent": (True, 31, CODES, USUAL, as_it_is),
+    "an exponent that is none": (False, 40, CODES, USUAL, as_it_is),
+    "the highest hazard": (True, 0, [175, *CODES[1:]], USUAL, as_it_is),
+    "a hazard that is none": (False, 0, [200, *CODES[1:]], USUAL, as_it_is),
+    "no hazard in the first class": (False, 0, [0, *CODES[1:]], USUAL, lambda chunk: put(chunk, LOW_AND_HIGH, 0xF0, 0)),
+    "no hazard in the last class": (
+        False,
+        0,
+        [*CODES[1:], 0],
+        USUAL,
+        lambda chunk: put(put(chunk, LOW_AND_HIGH, 0xF0), 18, 0, instead_of=0),
+    ),
+    "the highest top": (True, 0, CODES, exponents(31), as_it_is),
+    "a top that is no exponent": (False, 0, CODES, exponents(40), as_it_is),
+    "the last step": (True, 0, CODES, steps(0, s0=1022, s123=2), as_it_is),
+    "an escape among steps": (False, 0, CODES, steps(0, s0=1022, s124=2), as_it_is),
+    "a rest at the end": (True, 0, CODES, steps(3, s3=1024), as_it_is),
+    "a rest behind the end": (False, 0, CODES, steps(3, s3=1024), lambda chunk: put(chunk, LAST_SYMBOL, 2 << 1)),
+    "nothing left for the rest": (False, 0, CODES, steps(0, s2=2048), as_it_is),
+    "a longer varint": (False, 0, CODES, USUAL, lambda chunk: put(chunk, 0, chunk[0] | 128, 0)),
+    "bits behind the model": (
+        False,
+        0,
+        CODES,
+        USUAL,
+        lambda chunk: put(chunk, len(written(USUAL)), written(USUAL)[-1] | 128),
+    ),
+}
+
+
+@pytest.mark.parametrize(("allowed", "lowest", "code", "values", "alter"), MODELS.values(), ids=MODELS)
+def test_a_model_that_the_page_does_not_allow_is_refused(allowed, lowest, code, values, alter):
+    """Although it could be read, and every weight would come out right: one model has one form."""
+    base = np.full(100, 0x2C00, np.uint16)
+    new = base + np.resize(np.array([0, 2, 3], np.uint16), 100)
+    model = reference_ulp.Model(kinds.fields("F16"), lowest, code, [values])
+    chunk = reference_ulp_encoder.write_chunk(base.tolist(), new.tolist(), model)
+    body = reference_ulp_encoder.join_chunks(24, [alter(chunk)])
+    assert (outcome(base, new, body, "F16") is True) == allowed
+    if allowed:
+        assert np.array_equal(reference_ulp.decode(base, body, model.fields), new)
+    else:
+        with pytest.raises(CorruptFrame, match=r"range|no rest|longer|not zero"):
+            reference_ulp.decode(base, body, model.fields)
 
 
 def test_bytes_behind_the_end_are_refused(small):
