@@ -73,6 +73,16 @@ async def test_a_directory_of_another_run_is_refused(training: Training, tmp_pat
         assert replica.position == training.position
 
 
+async def test_directories_of_two_runs_of_one_name_are_refused_together(training: Training, tmp_path: Path) -> None:
+    again = Training(MemoryStore(), run_id=OTHER_RUN_ID)
+    for number, each in enumerate((training, again)):
+        await each.publish()
+        async with await opened(each, tmp_path / f"model{number}", state_dir=tmp_path / f"state{number}") as replica:
+            await replica.catch_up()
+    with pytest.raises(WrongRun, match="different runs named 'tiny'"):
+        await opened(training, tmp_path / "model0", state_dir=tmp_path / "state1")
+
+
 async def test_a_head_whose_run_id_was_altered_claims_no_directory(training: Training, tmp_path: Path) -> None:
     await training.publish()
     good = alter(training, "tiny/head.json", lambda d: d.__setitem__(d.index(b'"run_id":"') + 10, ord("f")))
