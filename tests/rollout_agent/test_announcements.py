@@ -100,6 +100,7 @@ async def test_a_coordinator_that_is_ahead_of_the_bucket_is_believed_once(traini
         async with followed(agent):
             await until(lambda: pauses[0] > 20)
             assert client.asked <= pauses[0] + 3
+            assert len(asyncio.all_tasks()) < 15, "nor does it leave a task behind whenever it has waited"
             training.step()
             await training.publish()
             await until(lambda: replica.position == training.position)

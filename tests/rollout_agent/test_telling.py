@@ -122,6 +122,20 @@ def check(engine: HalfAndHalf, training: Training) -> None:
         assert tensors == training.tensors(version), f"a mixture, loaded as version {version}"
 
 
+async def test_files_that_are_lost_while_an_engine_is_told_are_made_anew(
+    training: Training, tmp_path: Path, read_dir: ReadDir
+) -> None:
+    """It may be waiting at the gate for them: nobody would wait for the other to be first."""
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        await replica.catch_up()
+        await replica.tells(training.position)
+        one_file(tmp_path).unlink()
+        assert await replica.catch_up() == training.position
+        assert replica.telling == training.position
+    assert read_dir(tmp_path) == training.tensors(1)
+
+
 async def test_the_next_version_waits_for_an_engine_that_is_told_of_a_repair(
     training: Training, tmp_path: Path, read_dir: ReadDir
 ) -> None:
