@@ -15,7 +15,7 @@ from rollout_agent.errors import DamagedFiles
 from rollout_agent.filetable import FileTable
 from rollout_agent.places import INDEX, Places
 from rollout_agent.state import State, Whole, kept_names, load, table_of
-from rollout_agent.statedir import Held, held_by, read_layout
+from rollout_agent.statedir import Held, has_layout, held_by, read_layout
 from rollout_agent.weights import Damage, Weights, find_damage
 from weight_store.layout import Group
 
@@ -78,6 +78,12 @@ def recorded(disk: Disk, places: Places, whole: Whole | None = None) -> Content 
         return None
     layout = read_layout(disk, places.shown_layout(state.version.layout), state.version.layout)
     return Content(state, held_by(state, layout)) if layout is not None else None
+
+
+def is_recorded(disk: Disk, places: Places) -> bool:
+    """Whether :func:`recorded` would find something, which is not read for that."""
+    state = load(disk, places.digests, State, quiet=True)
+    return state is not None and has_layout(disk, places.shown_layout(state.version.layout), state.version.layout)
 
 
 def groups_in(groups: Collection[Group], table: FileTable, names: Collection[str] | None) -> frozenset[int]:

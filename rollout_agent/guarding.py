@@ -189,7 +189,7 @@ class Guarded:
                 self.faults.found("asset", len(edited))
             with self.exclusive():
                 presence.hide(self.disk, self.places)
-                self._show(stamps)
+                self._show(stamps, afresh=afresh)
         elif stamps != self._stamps or afresh:
             self._say_whole(stamps, afresh=afresh)
 
@@ -265,14 +265,14 @@ class Guarded:
         presence.remove_assets(self.disk, self.places, self._owner.assets.union(names), version)
         self._owner.note_assets(asset.name for asset in version.assets)
 
-    def _show(self, stamps: Mapping[str, Stamp], before: tuple[Asset, ...] = ()) -> None:
+    def _show(self, stamps: Mapping[str, Stamp], before: tuple[Asset, ...] = (), *, afresh: bool = False) -> None:
         """Let engines see the version held, under :meth:`exclusive`. ``stamps``: of files that are known to be right.
 
         Assets in place ``before`` are known no better than before: they keep the stamps that they had.
         """
         held, weights = self._both()
         placed = presence.place(self.disk, self.places, held.version, weights.table.index, before=before)
-        self._say_whole({**self._stamps, **stamps, **placed})
+        self._say_whole({**self._stamps, **stamps, **placed}, afresh=afresh)
 
     def _say_whole(self, stamps: Mapping[str, Stamp], *, afresh: bool = False) -> None:
         held, weights = self._both()

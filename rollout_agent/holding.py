@@ -158,7 +158,7 @@ class Holding(Guarded):
                     self._scatter(log.path, self.weights)
                 self._drop_assets(held.version, self.records.asset_names())
         self._owner.note_assets(self._owner.assets.union(asset.name for asset in held.version.assets))
-        self.verify()
+        self.verify(afresh=not checking.is_recorded(self.disk, self.places))
         if restored:
             good = len(gone - {item.group.index for item in self.damage})
             self.faults.found("working", good)

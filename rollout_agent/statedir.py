@@ -81,18 +81,32 @@ def held_after(state: State, to: Version, layout: Layout, table: Mapping[int, by
 
 def read_layout(disk: Disk, path: Path, sha256: str) -> Layout | None:
     """The layout of this digest at ``path``; None if it is not there or (said in the log) damaged."""
-    data = disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
-    if data is None:
-        return None
     try:
-        raw = unpack(data, key=str(path))
-        found = sha256_hex(raw)
-        if found != sha256:
-            raise DigestMismatch(f"{path} has SHA-256 {found}, expected {sha256}")
-        return Layout.parse(raw, key=str(path))
+        raw = _raw_layout(disk, path, sha256)
+        return Layout.parse(raw, key=str(path)) if raw is not None else None
     except WeightStoreError as error:
         _LOG.warning("%s; going on without it", error)
         return None
+
+
+def has_layout(disk: Disk, path: Path, sha256: str) -> bool:
+    """Whether :func:`read_layout` would find one; costs no more memory than its bytes."""
+    try:
+        return _raw_layout(disk, path, sha256) is not None
+    except WeightStoreError as error:
+        _LOG.warning("%s; going on without it", error)
+        return False
+
+
+def _raw_layout(disk: Disk, path: Path, sha256: str) -> bytes | None:
+    data = disk.read(path, max_bytes=MAX_COLUMNS_BYTES)
+    if data is None:
+        return None
+    raw = unpack(data, key=str(path))
+    found = sha256_hex(raw)
+    if found != sha256:
+        raise DigestMismatch(f"{path} has SHA-256 {found}, expected {sha256}")
+    return raw
 
 
 class StateDir:

@@ -19,7 +19,7 @@ from rollout_agent.verifying import verify_dir
 from tests.rollout_agent.editing import EDITS, HARMLESS, following, note_hashed, opened, touch
 from tests.rollout_agent.following import enters
 from tests.rollout_agent.harming import edit, weight_files
-from tests.rollout_agent.training import Training
+from tests.rollout_agent.training import Down, Training
 
 
 @pytest.mark.parametrize("harm", EDITS)
@@ -121,6 +121,25 @@ async def test_where_it_cannot_be_told_what_is_right_a_touched_file_is_not_loade
         # The agent knows, and says it anew to an engine that asks.
         async with following(replica):
             assert await asyncio.to_thread(enters, tmp_path, timeout_s=30) == 1
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("name", ["digests.json", "layouts"])
+async def test_what_says_what_is_right_is_written_anew_by_the_next_agent(
+    training: Training, tmp_path: Path, name: str, hidden: bool
+) -> None:
+    await training.publish()
+    async with await opened(training, tmp_path) as replica:
+        await replica.catch_up()
+    path = tmp_path / ".weightcast" / name
+    edit(next(path.iterdir()) if path.is_dir() else path)
+    with pytest.raises(NotWhole, match="restart the agent"):
+        verify_dir(tmp_path)
+    if hidden:
+        (tmp_path / ".weightcast" / "whole.json").unlink()
+    training.store = Down()
+    async with await opened(training, tmp_path):
+        assert verify_dir(tmp_path).good
 
 
 async def test_the_record_of_an_older_release_counts_for_nothing(training: Training, tmp_path: Path) -> None:
