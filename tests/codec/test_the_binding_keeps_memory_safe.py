@@ -65,6 +65,10 @@ def test_what_does_not_fit_is_refused(call: Callable[[], object]) -> None:
         call()
 
 
-def test_a_body_fills_exactly_the_room_that_it_said() -> None:
-    assert decode(CHANGES) is None
-    assert [decode(CHANGES + more) for more in (-1, 1)] == ["corrupt", "corrupt"]
+@pytest.mark.parametrize("room", [CHANGES - 1, CHANGES, CHANGES + 1])
+def test_a_body_fills_exactly_the_room_that_it_said(room: int) -> None:
+    positions, bits = np.full(CHANGES + 2, 7, np.uint32), np.full(2 * CHANGES + 4, 7, np.uint8)
+    done = _native.ulp_decode(BASE.view(np.uint8), BODY, *BF16, positions[:room], bits[: 2 * room], False, None)
+    assert done == (None if room == CHANGES else "corrupt")
+    assert set(positions[room:]) == {7}
+    assert set(bits[2 * room :]) == {7}
