@@ -100,6 +100,19 @@ async def test_a_directory_with_foreign_weights_is_refused(training: Training, t
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
+async def test_a_directory_is_known_by_any_record_in_it_and_by_none_outside(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    for model, state in ((tmp_path / "a", None), (tmp_path / "b", tmp_path / "state")):
+        async with await opened(training, model, state_dir=state) as replica:
+            await replica.catch_up()
+        for name in ("owner.json", "digests.json"):
+            (model / ".weightcast" / name).write_bytes(b"rotten")
+    async with await opened(training, tmp_path / "a") as replica:
+        assert replica.position == training.position
+    with pytest.raises(ForeignFiles):
+        await opened(training, tmp_path / "b", state_dir=tmp_path / "state")
+
+
 async def test_two_agents_on_one_directory(training: Training, tmp_path: Path) -> None:
     async with await opened(training, tmp_path):
         with pytest.raises(AgentRunning):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -243,6 +244,16 @@ async def test_through_a_real_s3_server(s3_url: Callable[..., str], tmp_path: Pa
                 await training.publish()
     finally:
         await store.close()
+
+
+async def test_groups_larger_than_what_may_be_in_memory_at_once_are_decoded_one_by_one(
+    training: Training, tmp_path: Path, read_dir: ReadDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_agent.fetching.DECODE_BYTES", 1000)
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica, asyncio.timeout(30):
+        await replica.catch_up()
+    assert read_dir(tmp_path) == training.tensors(1)
 
 
 async def test_more_than_one_group_a_rank(tmp_path: Path, read_dir: ReadDir) -> None:
