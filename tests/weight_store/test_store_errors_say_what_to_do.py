@@ -220,6 +220,14 @@ async def test_a_server_that_ignores_ranges_is_refused(canned: Any) -> None:
         assert start == b"01234"
 
 
+async def test_a_server_without_etags_is_refused(canned: Any) -> None:
+    canned.answer = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+    async with opened(canned.url) as store:
+        for call in (store.get("head", max_bytes=1), store.create("head", b"x")):
+            with pytest.raises(StoreRefused, match="gives no ETag"):
+                await call
+
+
 async def test_a_server_that_ignores_conditions_is_refused(canned: Any) -> None:
     canned.answer = b'HTTP/1.1 200 OK\r\nConnection: close\r\nETag: "e"\r\nContent-Length: 0\r\n\r\n'
     async with opened(canned.url) as store:
