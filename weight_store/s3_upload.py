@@ -131,14 +131,17 @@ class _Counted:
     """
 
     def __init__(self, body: bytearray, moved: Moved, key: str, start: int) -> None:
-        self._body = memoryview(body)
+        self._body = body
         self._at = 0
         self._moved = moved
         self._key = key
         self._start = start
 
-    def read(self, size: int = -1) -> memoryview:
-        """The next block. Larger than asked, because http.client asks for so little that the GIL would be the limit."""
+    def read(self, size: int = -1) -> bytearray:
+        """The next block. Larger than asked, because http.client asks for so little that the GIL would be the limit.
+
+        A copy, cheap beside sending it: a view in an error's traceback would hold the whole body.
+        """
         # Whoever asks for the next block has got rid of the one before.
         self._moved(self._key, self._start, self._start + self._at)
         block = self._body[self._at : self._at + _BLOCK_BYTES]
@@ -202,7 +205,16 @@ class S3Upload:
         self._committed = True
 
     async def discard(self) -> None:
-        """Abort what was not committed, so that its parts are not stored and billed for ever."""
+        """Abort what was not committed, so that its parts are not stored and billed for ever; free the memory."""
+        try:
+            await self._end()
+        finally:
+            # The clients' errors make cycles with what was to be sent: it would be there until the collector comes by.
+            if not self._running:
+                for buffer in (self._buffer, *self._spare, *self._bodies.values()):
+                    buffer.clear()
+
+    async def _end(self) -> None:
         for part in self._parts:
             part.cancel()
         await asyncio.gather(*self._parts, return_exceptions=True)
@@ -289,7 +301,7 @@ class S3Upload:
 
     async def _put(self) -> None:
         # Not bytes, which botocore would send as a file, after a round trip for "100 Continue".
-        body = self._buffer[: self._filled]
+        body = self._bodies[1] = self._buffer[: self._filled]
         await self._send(
             lambda client: client.put_object(
                 **self._address,

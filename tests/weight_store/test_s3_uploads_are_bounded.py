@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from weight_store.opening import parse_s3_url
 from weight_store.retry import Retrier, RetryPolicy
 from weight_store.s3 import S3Store
 from weight_store.s3_settings import S3Location, S3Options
+from weightcast.devserver import free_port
 
 MIB = 2**20
 OPTIONS = S3Options(part_bytes=5 * MIB, upload_workers=2)
@@ -46,6 +48,36 @@ async def test_memory_does_not_grow_with_the_object(s3_store_url: Callable[[str]
     await store.close()
     # One part that fills, two in flight, and what HTTP needs around them.
     assert peak < 4 * OPTIONS.part_bytes
+
+
+@pytest.mark.parametrize("size", [5000, 4 * MIB, 12 * MIB], ids=["little", "one part", "parts"])
+async def test_what_failed_takes_no_memory(size: int, s3_store_url: Callable[[str], str]) -> None:
+    """During an outage uploads fail again and again, and the collector of cycles counts objects, not their bytes."""
+    url, nowhere = s3_store_url("seaweed"), f"http://127.0.0.1:{free_port()}"
+    endpoint = parse_s3_url(url).endpoint_url
+    assert endpoint is not None
+    store = S3Store(parse_s3_url(url.replace(endpoint, nowhere)), OPTIONS)
+    piece = bytes(size)
+
+    async def send() -> None:
+        async with store.upload("v/x.shard") as upload:
+            await upload.write(piece)
+            await upload.commit()
+
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(6):
+            if number == 1:  # what is made once has been made
+                tracemalloc.start()
+            with pytest.raises(StoreUnavailable):
+                await send()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    await store.close()
+    assert left < 2 * OPTIONS.part_bytes
 
 
 async def test_several_uploads_share_the_parts_in_flight(s3_store_url: Callable[[str], str]) -> None:
