@@ -32,7 +32,7 @@ _WEIGHTS = {
     "outage": 1.5,
     "fill": 1.5,
     "collect": 1.0,
-    "zombie": 0.5,
+    "zombie": 1.5,
     "everybody": 0.3,
 }
 """Kinds of faults, and how often each is drawn where it is."""

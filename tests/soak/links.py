@@ -12,8 +12,8 @@ from tests.relay import Cut, Hook, Relay
 Address = tuple[str, int]
 WEATHERS = ("cut", "slow", "wrong", "torn", "hole", "rotten")
 """No connections; late; a bit of a chunk in ten is flipped; connections end in the middle; nothing gets through; a bit
-of every other large chunk is flipped, which most often is payload."""
-_LARGE_BYTES = 2000
+of four large chunks in ten is flipped, which most often are payload."""
+_LARGE_BYTES = 1200
 
 
 class Link(Relay):
@@ -65,4 +65,4 @@ class Link(Relay):
     def _share_flipped(self, size: int) -> float:
         if self._weather == "wrong":
             return 0.1
-        return 0.5 if self._weather == "rotten" and size >= _LARGE_BYTES else 0.0
+        return 0.4 if self._weather == "rotten" and size >= _LARGE_BYTES else 0.0

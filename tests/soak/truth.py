@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ class Truth:
         self._blocks: dict[Key, dict[str, str]] = {}
         self._versions: dict[int, Key] = {}
         """As trainers were told and engines found it."""
+        self._zombies: set[int] = set()
         self._ends: dict[str, list[tuple[float, int]]] = {}
         self.sealed: set[int] = set()
         self.newest: dict[str, int] = {}
@@ -78,8 +80,14 @@ class Truth:
         self.newest[region] = max(self.newest.get(region, 0), version)
 
     def _is(self, version: int, key: Key, who: str) -> None:
-        if self._versions.setdefault(version, key) != key:
-            self._find(f"{who} that version {version} is {key}, and it was {self._versions[version]}")
+        known = self._versions.setdefault(version, key)
+        if known != key:
+            self._find(f"{who} that version {version} is {key}, and it was {known}")
+        # Who lost the run does not get it back: the versions of one job are in a row, others before and after them.
+        jobs = [attempt for attempt, _ in groupby(self._versions[number][0] for number in sorted(self._versions))]
+        if again := {attempt for attempt in jobs if jobs.count(attempt) > 1} - self._zombies:
+            self._zombies |= again
+            self._find(f"{who} version {version} of job {key[0]}, and so jobs {again} went on after others took over")
 
     def __str__(self) -> str:
         return f"{len(self.sealed)} versions sealed, {dict(self.failed)} failed; loads {dict(self.loads)}"
