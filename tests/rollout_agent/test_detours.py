@@ -48,15 +48,15 @@ async def gets_there(replica: Replica, position: Position) -> None:
     raise AssertionError(f"stays at {replica.position}")
 
 
-@pytest.mark.parametrize("kind", ["altered", "gone"])
+@pytest.mark.parametrize(("kind", "deltas", "share"), [("altered", 24, 0.5), ("gone", 24, 0.5), ("altered", 45, 0.01)])
 async def test_by_the_deltas_where_the_full_would_cost_less(
-    training: Training, tmp_path: Path, read_dir: ReadDir, kind: str
+    training: Training, tmp_path: Path, read_dir: ReadDir, kind: str, deltas: int, share: float
 ) -> None:
     await publish(training, 0.0)
     async with await opened(training, tmp_path) as replica:
         held = await replica.catch_up()
-        for _ in range(24):
-            await publish(training, 0.5)
+        for _ in range(deltas):
+            await publish(training, share)
         full = training.position.version
         await training.extra_full(full)
         await publish(training, 0.01)
@@ -64,6 +64,7 @@ async def test_by_the_deltas_where_the_full_would_cost_less(
         assert cheapest_start(held, manifest, training.position) == "full"
         spoil(training, kind, full=True, version=full)
         await gets_there(replica, training.position)
+        assert not LocalDisk().names(Places.of(tmp_path).new), "nothing stays of the files begun from the full"
     assert read_dir(tmp_path) == training.tensors(training.position.version)
 
 
