@@ -44,6 +44,7 @@ async def test_what_is_removed_under_a_running_agent_is_made_again(
         assert removed == "." or replica.fetched_bytes == fetched, "the weights were there all the time"
         assert enters(model) == 1
         assert verify_dir(model).good
+        assert (model / ".weightcast" / "owner.json").is_file()
         with pytest.raises(AgentRunning):
             await opened(training, model, state)
         training.step(0.01)

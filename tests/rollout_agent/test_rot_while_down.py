@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from rollout_agent.gate import shared
-from rollout_agent.places import is_checkpoint_name
+from rollout_agent.places import Places, is_checkpoint_name
 from rollout_agent.replica import Replica
 from tests.conftest import SHM_PREFIX
+from tests.rollout_agent.harming import edit
 from tests.rollout_agent.training import Down, Training
 from weight_store.local import LocalStore
 
@@ -194,3 +195,25 @@ async def test_a_rotten_checkpoint_is_named_counted_and_replaced(
     async with await left.open(Down()) as replica:
         assert replica.position == left.training.positions[VERSIONS]
     assert read_dir(left.model) == left.training.tensors(VERSIONS)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+async def test_a_log_whose_layout_is_rotten_is_not_carried_out(
+    training: Training, tmp_path: Path, read_dir: ReadDir, shown: bool
+) -> None:
+    places = Places.of(tmp_path)
+    await training.publish()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        await replica.catch_up()
+        training.step(0.01)
+        await training.publish(world=training.world + 1)
+        await replica.catch_up()
+    assert places.log(2).exists()
+    edit(places.layout(training.layouts[2]))
+    if not shown:
+        places.digests.unlink()
+    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
+        assert replica.faults.found_by_kind["layout"] > 0
+        assert replica.position == (training.position if shown else None)
+        assert await replica.catch_up() == training.position
+    assert read_dir(tmp_path) == training.tensors(2)
