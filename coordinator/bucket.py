@@ -166,6 +166,10 @@ class RunBucket:
             found = self._layouts.put(sha256, await self._parsed(_parse_layout, data, key, unpacked_bytes(data)))
         return found
 
+    def forget_layouts(self) -> None:
+        """Let go of the layouts, which may have a million pieces; they are read again when they are needed."""
+        self._layouts = Recent(2)
+
     async def find_layout(self, sha256: str) -> Layout | None:
         """Return a layout, or None if the bucket does not hold it."""
         try:

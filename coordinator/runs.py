@@ -45,6 +45,8 @@ _ROUNDS = 20
 """Reading and writing anew this often without an end means that others write all the time, or no write is answered."""
 _ACTIVE_S = 30.0
 """A run that somebody asked about this recently is looked at every ``poll_s``."""
+_AT_REST_S = 3600.0
+"""What is large of a run that nobody asked about for so long is forgotten: there may be many of them, for months."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +386,9 @@ class Run:
         if self.agents.drop_dead(self._tended_s):
             self.stirred.notify()
         await self.settle()
+        if not self._watchers and self._tended_s - self._asked_s >= _AT_REST_S:
+            self.bucket.forget_layouts()
+            self._collecting = Recent(4)
 
 
 def _is_of_another(view: View, report: OfTerm) -> bool:

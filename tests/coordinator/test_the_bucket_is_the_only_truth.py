@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import logging
 import time
@@ -18,6 +19,7 @@ from coordinator.wire import TermRequest
 from tests.coordinator.passing import Passing
 from weight_store.errors import StoreUnavailable
 from weight_store.keys import manifest_key, parse_key
+from weight_store.layout import Layout
 from weight_store.local import LocalStore
 from weight_store.manifest import Manifest
 from weight_store.opening import open_store
@@ -186,6 +188,24 @@ async def test_a_run_in_trouble_is_told_of_once_and_delays_no_other(
             await node.tick()
         assert caplog.text.count("run demo goes on") == told
     assert (await node.client.version("other", 1)).state == "aborted"
+
+
+def layouts_held() -> int:
+    gc.collect()
+    return sum(isinstance(thing, Layout) for thing in gc.get_objects())
+
+
+async def test_a_run_at_rest_takes_little_memory_and_goes_on(job: Any, place: Any, node: Any) -> None:
+    """A layout of a million pieces takes hundreds of megabytes, and a coordinator sees many runs in its life."""
+    await job.publish(step=1)
+    held = layouts_held()
+    place.clock.advance(3599)
+    await node.tick()
+    assert layouts_held() == held
+    place.clock.advance(61)
+    await node.tick()
+    assert layouts_held() == held - 1
+    assert (await job.publish(step=2)).state == "sealed"
 
 
 async def test_expiry_counts_from_when_this_coordinator_first_saw_the_version(job: Any, place: Any) -> None:
