@@ -406,6 +406,15 @@ def test_it_does_not_serve_others_without_tokens(refusal: Callable[..., str], tm
     assert missing in refusal("--store", store, "--host", "0.0.0.0", "--token-file", missing)
 
 
+def test_tokens_that_anybody_on_the_way_can_read_are_warned_of(
+    refusal: Callable[..., str], path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    admit(path, Scope.VIEWER)
+    not_ours = ("--host", "192.0.2.1", "--token-file", str(path))  # an address for documents
+    assert "cannot listen on 192.0.2.1" in refusal("--store", f"file://{tmp_path}/store", *not_ours)
+    assert "tokens go over the network readable" in caplog.text
+
+
 def test_certificates_that_cannot_be(refusal: Callable[..., str], tmp_path: Path) -> None:
     store, nothing = f"file://{tmp_path}/store", tmp_path / "nothing.pem"
     assert "both --tls-cert and --tls-key" in refusal("--store", store, "--tls-cert", str(nothing))

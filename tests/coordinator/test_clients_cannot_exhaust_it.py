@@ -226,6 +226,21 @@ def test_connections_beyond_the_limit_are_turned_away(listen: Callable[..., str]
         assert client.get("/healthz").status_code in (200, 503)
 
 
+_LIMITED = """
+import resource
+from coordinator.server import _connections
+for limits in ((300, 2000), (300, 300), (100, 100)):
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    print(_connections(1000), *resource.getrlimit(resource.RLIMIT_NOFILE))
+"""
+
+
+def test_no_more_connections_are_taken_than_files_may_be_open() -> None:
+    """The limit is raised as far as it may be; 128 files are kept for other things."""
+    done = subprocess.run([sys.executable, "-c", _LIMITED], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "1000 1128 2000\n172 300 300\n1 100 100\n"
+
+
 @pytest.mark.parametrize(
     "garbage", [b"\x16\x03\x01 a TLS hello\r\n\r\n", b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"]
 )
