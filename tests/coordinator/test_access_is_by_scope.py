@@ -326,6 +326,23 @@ def test_the_command_prints_a_token_once(path: Path, tmp_path: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{12}  trainer  the job\n[0-9a-f]{12}  rollout,viewer\n", listed)
 
 
+def test_a_token_that_nobody_will_admit_is_not_left_behind(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    arguments = ["--scope", "viewer", "--file", str(tmp_path / "no" / "where"), "--secret-file", str(secret)]
+    assert isinstance(CliRunner().invoke(command, ["new", *arguments]).exception, TokenFileRefused)
+    assert not secret.exists()
+
+
+def test_what_is_given_goes_before_the_environment() -> None:
+    """A file that is given also goes before a token of the environment, which may be another one's."""
+    variables = {"WEIGHTCAST_TOKEN": "token", "WEIGHTCAST_TOKEN_FILE": "file", "WEIGHTCAST_CA": "ca"}
+    found, file, ca = Credentials.from_environment(variables), Path("file"), Path("ca")
+    assert found.overridden() == found == Credentials("token", file, ca)
+    assert found.overridden(token_file=Path("given")) == Credentials(None, Path("given"), ca)
+    assert found.overridden(ca=Path("given")) == Credentials("token", file, Path("given"))
+    assert Credentials.from_environment(dict.fromkeys(variables, "")) == Credentials()
+
+
 async def test_clients_take_their_token_from_the_environment(
     app: FastAPI, by_scope: dict[Scope, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
