@@ -48,7 +48,7 @@ sim: setup ## Simulate the whole system under faults with random seeds (SECONDS=
 walks: setup ## Walk one replica (PART=trainer_agent: a job's side) at random through crashes, faults, damage (SECONDS, ARGS as sim)
 	@$(BIN)/python -m tests.$(or $(PART),rollout_agent).walks --seconds $(or $(SECONDS),600) $(ARGS)
 
-soak: setup ## Kill, cut and harm real processes at random, again and again (SECONDS=600; ARGS='--seed N' for one)
+soak: setup ## Kill, cut and harm real processes at random, again and again (SECONDS=600; ARGS=--steady: what grows without end)
 	@$(BIN)/python -m tests.soak --seconds $(or $(SECONDS),600) $(ARGS)
 
 packaging: setup ## Build the sdist and from it the wheel; install that in a fresh environment and use it
