@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -42,7 +43,7 @@ class Ownership:
         if owner is not None:
             known.append((places.owner, owner))
             self.assets = frozenset(owner.assets)
-            self.other_state = owner.state if owner.state != str(places.state) else ""
+            self.other_state = owner.state if owner.state != self._state_dir else ""
         for path in (places.pending, places.checkpoint, places.digests):
             state = load(self._disk, path, State)
             if state is not None:
@@ -70,6 +71,11 @@ class Ownership:
     @property
     def _state_is_inside(self) -> bool:
         return self._places.state.is_relative_to(self._places.model)
+
+    @property
+    def _state_dir(self) -> str:
+        # A path need not be text, and a record is nothing else.
+        return os.fsencode(self._places.state).decode(errors="replace")
 
     def restore(self) -> bool:
         """Make and take again what somebody removed under the running agent; whether a lock was among it.
@@ -138,8 +144,7 @@ class Ownership:
             self.assets = assets
 
     def _save(self, run_id: str, assets: frozenset[str]) -> None:
-        state = str(self._places.state)
-        owner = Owner(run=self.run, run_id=run_id, assets=tuple(sorted(assets)), state=state)
+        owner = Owner(run=self.run, run_id=run_id, assets=tuple(sorted(assets)), state=self._state_dir)
         save(self._disk, self._places.owner, owner)
 
     def say_behind(self, found: Position | None, shown: Position) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -129,21 +130,23 @@ async def test_two_agents_on_one_directory_with_state_directories_of_their_own(
             await opened(training, tmp_path / "other", state_dir=tmp_path / "one")
 
 
+@pytest.mark.parametrize("name", [b"two", b"no text: \xff"])
 async def test_a_directory_is_taken_over_with_another_state_directory(
-    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture, name: bytes
 ) -> None:
     """It says which one kept it and goes on, the directory whole all the while, though no store can be reached."""
+    two = tmp_path / os.fsdecode(name)
     await training.publish()
     async with await opened(training, tmp_path / "model", state_dir=tmp_path / "one") as replica:
         await replica.catch_up()
-    async with await opened(training, tmp_path / "model", state_dir=tmp_path / "two") as replica:
+    async with await opened(training, tmp_path / "model", state_dir=two) as replica:
         assert replica.position == training.position
         assert not any(replica.faults.found_by_kind.values())
         await replica.checkpoint()
     (said,) = (record.message for record in caplog.records if record.levelno >= logging.WARNING)
-    assert f"kept with --state-dir {tmp_path / 'one'} until now, and {tmp_path / 'two'} leads to nothing" in said
+    assert f"kept with --state-dir {tmp_path / 'one'} until now, and {two} leads to nothing" in said
     caplog.clear()
-    async with await opened(training, tmp_path / "model", state_dir=tmp_path / "two") as replica:
+    async with await opened(training, tmp_path / "model", state_dir=two) as replica:
         assert replica.position == training.position
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
