@@ -91,6 +91,15 @@ async def test_a_run_that_is_not_there_yet_and_an_object_that_is_gone_are_told_a
         assert gone in agent.status.error
 
 
+async def test_one_that_reports_waits_for_a_run_that_is_not_there_yet(training: Training, tmp_path: Path) -> None:
+    client = Coordinator(training)
+    async with following(training, tmp_path, client=client) as agent:
+        await until(lambda: agent.status.error == "run 'tiny' is not in the bucket yet")
+        assert not client.reports, "of which run?"
+        await training.publish()
+        await until(lambda: bool(client.reports) and client.reports[-1].staged == training.position)
+
+
 async def test_versions_are_staged_served_and_reported(training: Training, tmp_path: Path) -> None:
     engine, client = Recorder(), Coordinator(training)
     async with following(training, tmp_path, engine, client) as agent:
