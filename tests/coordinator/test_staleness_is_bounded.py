@@ -28,14 +28,18 @@ async def test_a_version_tells_how_far_each_region_is(job: Any, beat: Any, place
     await client.heartbeat("demo", "eu-west", "a", beat(run_id, second.position, second.position))
     await client.heartbeat("demo", "eu-west", "b", beat(run_id, second.position, first.position))
     await client.heartbeat("demo", "us-east", "a", beat(run_id))
+    await client.heartbeat("demo", "ap-south", "a", beat(run_id, first.position, second.position))
     place.clock.advance(3)
     regions = (await client.version("demo", 2)).regions
     assert regions == (
+        RegionVersion(region="ap-south", agents=1, staged=1, serving=1, lag_versions=0, lag_s=0),
         RegionVersion(region="eu-west", agents=2, staged=2, serving=1, lag_versions=1, lag_s=3),
         RegionVersion(region="us-east", agents=1, staged=0, serving=0, lag_versions=2, lag_s=3),
     )
-    older = (await client.version("demo", 1)).regions[0]
+    older = (await client.version("demo", 1)).regions[1]
     assert (older.serving, older.lag_versions, older.lag_s) == (2, 0, 0)
+    await job.open(step=3)
+    assert (await client.version("demo", 3)).regions == ()  # nobody can have what is not sealed
 
 
 async def test_an_agent_that_falls_silent_stops_counting(job: Any, beat: Any, place: Any, node: Any) -> None:
@@ -95,11 +99,15 @@ async def test_the_number_of_event_streams_is_bounded(job: Any, place: Any) -> N
     await small.service.events("demo", None)
 
 
-async def test_names_that_nobody_has_leave_no_trace(node: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_that_nobody_has_leave_no_trace(
+    job: Any, beat: Any, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "MAX_RUNS", 3)
+    await node.client.heartbeat("demo", "eu-west", "a", beat(job.term.run_id))
     for number in range(10):
         with pytest.raises(UnknownRun):
             await node.client.run(f"no-{number}")
+    assert [region.region for region in await node.client.regions("demo")] == ["eu-west"]  # the others are known still
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -132,6 +133,15 @@ async def test_only_rank_0_takes_over_and_others_wait_for_it(place: Any, node: A
         await node.client.takeover("demo", waiting)
 
 
+async def test_ranks_that_are_quicker_than_rank_0_wait_for_a_run_that_is_new(node: Any) -> None:
+    asked = TermRequest(launch="launch-a", takeover=False, wait_s=60)
+    waiting = asyncio.create_task(node.client.takeover("demo", asked))
+    await asyncio.sleep(0.01)
+    await node.tick()  # the bucket does not have the run yet
+    mine = await node.client.takeover("demo", TermRequest(launch="launch-a"))
+    assert await asyncio.wait_for(waiting, 20) == mine
+
+
 async def test_a_version_without_all_receipts_expires(job: Any, place: Any, node: Any) -> None:
     opened = await job.open(step=1)
     await job.receipt(opened, 0)
@@ -141,7 +151,7 @@ async def test_a_version_without_all_receipts_expires(job: Any, place: Any, node
     place.clock.advance(1)
     await node.tick()
     aborted = await job.client.version("demo", 1)
-    assert (aborted.state, aborted.missing) == ("aborted", (1,))
+    assert (aborted.state, aborted.missing, aborted.receipts) == ("aborted", (1,), 0)
     assert (
         "version 1 (step 1) could not be sealed, and for 120 s there was no sign of life: no receipt of rank 1"
         in aborted.reason
