@@ -13,6 +13,9 @@ from weight_store.receipt import FullRef
 
 Source = Literal["full", "delta", "rebuild"]
 
+MOST_DUE = 8
+"""So many extra fulls of an earlier launch are looked for: one request each, of every rank at once."""
+
 
 def source_for(base: Base | None, parent: Position) -> Source:
     """How a version that starts from ``parent`` is coded: only exactly that position is a base for its delta."""
@@ -28,13 +31,24 @@ def wants_extra_full(manifest: Manifest, full_every: int) -> bool:
     multiple of its size: from then on a late joiner pays more than a full. Once a multiple, because a full takes a
     few versions until it is visible.
     """
+    return manifest.version in due_fulls(manifest, full_every)
+
+
+def due_fulls(manifest: Manifest, full_every: int) -> list[int]:
+    """Of which versions, from the newest full on that ``manifest`` knows to its own, another full is or was due: the
+    last few. An earlier launch may have uploaded one, and ended before a receipt could say so.
+    """
     if manifest.full_version == manifest.version:
-        return False
-    if full_every and manifest.version % full_every == 0:
-        return True
-    before = sum(link.payload_bytes for link in manifest.chain if link.version > manifest.full_version)
-    size = max(1, manifest.full_bytes)
-    return (before + manifest.payload_bytes) // size > before // size
+        return []
+    newer = [(link.version, link.payload_bytes) for link in manifest.chain if link.version > manifest.full_version]
+    due: list[int] = []
+    before, size = 0, max(1, manifest.full_bytes)
+    for version, payload_bytes in [*newer, (manifest.version, manifest.payload_bytes)]:
+        after = before + payload_bytes
+        if (full_every and version % full_every == 0) or after // size > before // size:
+            due.append(version)
+        before = after
+    return due[-MOST_DUE:]
 
 
 def settled(state: State, slot: int, ordinal: int, position: Position, digests: str, full_version: int) -> State:

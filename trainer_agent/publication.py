@@ -14,7 +14,7 @@ from trainer_agent.decisions import is_skipped, is_superseded, settled
 from trainer_agent.errors import PublicationFailed
 from trainer_agent.messages import BaseRebuilt, Failed, Opened, Sealed
 from trainer_agent.patience import EXPECTED, TRANSIENT
-from trainer_agent.rebuilding import rebuild_base
+from trainer_agent.rebuilding import earlier_fulls, rebuild_base
 from trainer_agent.session import (
     FINAL,
     UNWANTED,
@@ -33,6 +33,8 @@ from trainer_agent.signs import Decided, giving_signs
 from trainer_agent.state import Waiting
 from trainer_agent.withdrawing import withdraw
 from weight_store.errors import ObjectNotFound, PreconditionFailed, StoreRefused, WeightStoreError
+from weight_store.position import Position
+from weight_store.receipt import FullRef
 from weight_store.records import sha256_hex
 
 if TYPE_CHECKING:
@@ -188,9 +190,22 @@ class Publication:
             # The bucket's history is damaged or gone (retention): a full shard needs none of it.
             _log.warning("the base cannot be rebuilt, a full shard is sent instead: %s", error)
             base = None
-        worker.save(worker.state.model_copy(update={"base": base}))
+        fulls = worker.state.fulls
+        if base is not None and not fulls:
+            fulls = await self._earlier_fulls(parent)
+        worker.save(worker.state.model_copy(update={"base": base, "fulls": fulls}))
         worker.emit(BaseRebuilt(base_slot=None if base is None else base.slot))
         return Rebuilt(base)
+
+    async def _earlier_fulls(self, parent: Position) -> tuple[FullRef, ...]:
+        worker, config = self.worker, self.worker.config
+        sha256, rank = worker.layout_sha256, config.rank
+        try:
+            return await earlier_fulls(worker.store, config.run, parent, sha256, rank, config.full_every)
+        except WeightStoreError as error:
+            # Late joiners go on with the full that they have; the next one is not far.
+            _log.info("fulls of an earlier launch are left alone: %s", error)
+            return ()
 
     async def _send(self) -> SessionEvent:
         try:

@@ -6,17 +6,19 @@ import logging
 from collections.abc import Callable, Sequence
 
 import codec
+from trainer_agent.decisions import due_fulls
 from trainer_agent.encoding import Bits
 from trainer_agent.slots import Slots
 from trainer_agent.state import Base
 from weight_store.chain import Hop, plan_chain, receipts_of
-from weight_store.errors import DigestMismatch, FormatError
+from weight_store.errors import DigestMismatch, FormatError, ObjectNotFound
 from weight_store.finishing import in_thread
+from weight_store.keys import receipt_key
 from weight_store.layout import Layout
 from weight_store.manifest import Manifest
 from weight_store.position import Position
-from weight_store.reading import Fetched, fetch_groups, read_manifest, read_receipt
-from weight_store.receipt import Receipt, group_ranges
+from weight_store.reading import Fetched, fetch_groups, read_agreed, read_manifest, read_receipt
+from weight_store.receipt import FullRef, Receipt, group_ranges
 from weight_store.store import Store
 
 _log = logging.getLogger(__name__)
@@ -59,6 +61,31 @@ async def rebuild_base(
     if receipt is None:
         return None
     return Base(slot=slot, position=position, digests=receipt.digests)
+
+
+async def earlier_fulls(
+    store: Store, run: str, position: Position, layout: str, rank: int, full_every: int
+) -> tuple[FullRef, ...]:
+    """This rank's parts of extra fulls that an earlier launch left, and that no version up to ``position`` lists.
+
+    To be asked where the base was rebuilt: the versions in question are those on the way, all of this ``layout``.
+    Raises what the store raises, and ``FormatError`` if the bucket holds something else than was sealed.
+    """
+    target = await read_manifest(store, run, position)
+    found: list[FullRef] = []
+    for version in due_fulls(target, full_every):
+        key = receipt_key(run, version, rank, extra_full=True)
+        try:
+            blob, sha256 = await read_agreed(store, key)  # named by no digest yet
+        except ObjectNotFound:
+            continue
+        receipt = Receipt.parse(blob.data, key=key)
+        says = (receipt.run_id, receipt.version, receipt.rank, receipt.layout, receipt.extra_full)
+        if says != (target.run_id, version, rank, layout, True):
+            raise FormatError(f"{key} is not of this run, version, rank and layout")
+        full = FullRef(version=version, sha256=sha256, size=len(blob.data), shard_bytes=receipt.shard_bytes)
+        found.append(full)
+    return tuple(found)
 
 
 async def _apply(

@@ -8,7 +8,15 @@ from dataclasses import replace
 import pytest
 
 from coordinator.wire import VersionAnswer
-from trainer_agent.decisions import is_skipped, is_superseded, pending_fulls, settled, source_for, wants_extra_full
+from trainer_agent.decisions import (
+    due_fulls,
+    is_skipped,
+    is_superseded,
+    pending_fulls,
+    settled,
+    source_for,
+    wants_extra_full,
+)
 from trainer_agent.session import (
     FINAL,
     TRANSITIONS,
@@ -212,6 +220,8 @@ def test_fulls_come_every_so_many_versions_and_when_deltas_cost_more_than_one() 
     assert not wants_extra_full(manifest(1, [100]), 1), "it is a full already"
     assert wants_extra_full(manifest(4, [40, 40, 40], delta=30), 0), "who reads the full needs no delta to it"
     assert not wants_extra_full(manifest(2, [0], full_bytes=0), 0), "a run of empty tensors"
+    assert due_fulls(manifest(7, [40, 40, 40, 1, 1, 1]), 3) == [3, 4, 6]
+    assert due_fulls(manifest(12, [1] * 11), 1) == [5, 6, 7, 8, 9, 10, 11, 12]
 
 
 def test_fulls_are_reported_until_they_are_visible() -> None:

@@ -27,6 +27,18 @@ def test_a_resume_from_an_older_step_is_a_delta_from_a_rebuilt_base(service, mak
         check_same(service.read("r").tensors, states[2])
 
 
+def test_a_full_that_a_launch_left_is_told_of_by_the_next(service, make_state, moved, check_same) -> None:
+    state, known = make_state(), []
+    for step in range(3):
+        with Publisher(run="r", store=service.store_url, coordinator=service.url, full_every=1) as publisher:
+            publisher.publish(state, step).sealed(30)
+        found = service.read("r")
+        check_same(found.tensors, state)
+        known.append(found.manifest.full_version)
+        state = moved(state)
+    assert known == [1, 1, 2]
+
+
 def test_another_world_size_sends_fulls_inside_an_ordinary_version(service, launch_ranks, check_same) -> None:
     state = {"w": torch.randn(64, 64), "v": torch.randn(3)}
     with Publisher(run="r", store=service.store_url, coordinator=service.url) as publisher:

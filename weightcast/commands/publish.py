@@ -33,7 +33,8 @@ def command(
 ) -> None:
     """Publish the Hugging Face checkpoint in DIRECTORY as one version of a run.
 
-    Takes the run over: a trainer that still publishes to it is fenced. Every version after the first is a delta.
+    Takes the run over: a trainer that still publishes to it is fenced. Every version after the first is a delta. Where
+    a full is due (--full-every) it ends once that is uploaded, too; readers hear of it with the next version.
     """
     checkpoint = open_checkpoint(directory)
     with Publisher(
@@ -52,7 +53,8 @@ def command(
             _wait(handle, timeout)
         except TimeoutError as error:
             raise click.ClickException(f"{error}: look at the coordinator and at the store") from None
-    click.echo(sealed_line(handle))
+        click.echo(sealed_line(handle))
+        publisher.close(timeout)  # with a full that is due: no training is held up here
 
 
 def _wait(handle: Handle, timeout_s: float) -> None:
