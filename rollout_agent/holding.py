@@ -216,8 +216,10 @@ class Holding(Guarded):
         """The record of the newest complete files, put in place if they were not, and their layout."""
         pending = self._load(self.places.pending)
         layout = self.records.layout(pending.version.layout) if pending else None
+        # Also where it has become the checkpoint: whoever renamed it may have ended before that was durable, and with
+        # a power loss it would come back, and take for its own what lies in new/ by then.
+        self.disk.sync_dir(self.places.state)
         if pending is not None:
-            self.disk.sync_dir(self.places.state)
             if layout is not None and self._finish_install(pending, self._table(pending, layout)):
                 if not self.copies:
                     with self.exclusive():

@@ -17,6 +17,7 @@ from tests.rollout_agent import switches
 from tests.rollout_agent.crashing import (
     MODEL,
     SEED,
+    Breaking,
     World,
     first_fetch,
     last_of,
@@ -26,6 +27,7 @@ from tests.rollout_agent.crashing import (
 from tests.rollout_agent.simdisk import Crash, SimDisk, SimMap
 from tests.rollout_agent.simvolume import Inode, Volume
 from tests.rollout_agent.training import Down, Training
+from weight_store.errors import StoreUnavailable
 from weight_store.memory import MemoryStore
 
 PLACES = Places.of(MODEL)
@@ -220,6 +222,38 @@ async def test_files_whose_syncs_go_on_failing_are_replaced_not_repaired_again()
         worn.worn[-1].data[-5] ^= 1
         await _until_there(world, replica)
     await lasts(world, worn)
+
+
+class NameNotSynced(SimDisk):
+    """Fails the first sync of the directory in which ``pending.json`` has become the checkpoint."""
+
+    renamed = failed = False
+
+    def effect(self, what: str) -> bool:
+        if self.renamed and not self.failed and what.startswith("sync dir "):
+            self.fail_sync_at, self.failed = self.effects + 1, True
+        self.renamed = what.startswith("rename pending.json ")
+        return super().effect(what)
+
+
+async def test_files_in_place_are_not_mixed_with_those_begun_after_their_record_failed_to_be_synced() -> None:
+    world, first = await at_version_1((0.9, 0.9))
+    disk, store = NameNotSynced(first.kill().volume, seed=SEED), Breaking(world.store)
+    async with await world.open(disk, store) as replica:
+        await world.head(2)
+        with pytest.raises(DiskFailed):
+            await replica.catch_up()
+        await world.head(3)
+        store.left = 1
+        with pytest.raises(StoreUnavailable):
+            await replica.catch_up()
+        assert disk.names(PLACES.new)
+    for luck in range(10):
+        left = SimDisk(disk.volume.clone(), seed=luck).power_loss()
+        async with await world.open(left, Down()):
+            found = visible(left)
+        assert found is not None, f"lost at a reboot, {luck}"
+        assert found[0] == 2
 
 
 async def _until_there(world: World, replica: Replica) -> None:
