@@ -95,7 +95,7 @@ class Job:
         while True:
             finish = self.agree((self.work / "finish").exists())
             self.step += 1
-            move(self.bits, self.attempt, self.step, float(chance.choice([0.0, 0.003, 0.003, 0.02, 0.6, 0.6])))
+            move(self.bits, self.attempt, self.step, float(chance.choice([0.0, 0.003, 0.003, 0.02, 0.02, 0.6])))
             handle = self.publish(publisher)
             if self.step % 5 == 0:
                 self.save()
