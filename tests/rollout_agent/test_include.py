@@ -10,6 +10,8 @@ import pytest
 from rollout_agent.errors import NothingSelected
 from rollout_agent.replica import Replica
 from rollout_agent.selection import select
+from rollout_agent.verifying import verify_dir_against
+from tests.rollout_agent.harming import edit
 from tests.rollout_agent.training import Training
 from weight_store import grouping
 from weight_store.layout import Layout
@@ -70,6 +72,20 @@ async def test_another_selection_later_fetches_only_what_is_missing(tmp_path: Pa
         await replica.catch_up()
         assert store.read == read
     assert set(read_dir(tmp_path)) == {"model.layers.0.norm.weight", "model.norm.weight"}
+
+
+async def test_what_is_kept_of_a_version_is_verified_against_the_bucket(training: Training, tmp_path: Path) -> None:
+    await training.publish()
+    kept = sum(group.pieces[0].tensor.name in LAYER_0 for group in training.layout().groups)
+    async with await Replica.open(
+        run="tiny", model_dir=tmp_path, store=training.store, include=["*.layers.0.*"]
+    ) as replica:
+        await replica.catch_up()
+    verdict = await verify_dir_against(training.store, tmp_path)
+    assert verdict.good
+    assert 0 < verdict.groups == kept < len(training.layout().groups)
+    edit(next(tmp_path.glob("*.safetensors")))  # noqa: ASYNC240
+    assert not (await verify_dir_against(training.store, tmp_path)).good
 
 
 async def test_a_layout_that_joins_more_tensors_widens_the_selection(tmp_path: Path, read_dir: ReadDir) -> None:
