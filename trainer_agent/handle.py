@@ -86,6 +86,11 @@ class Handle:
         """True once it is sealed or has failed."""
         return self._sealed or self._error is not None
 
+    @property
+    def trouble(self) -> str:
+        """What the sidecar waits for and why, in words for people; empty where it knows of nothing."""
+        return self._trouble()
+
     def sealed(self, timeout: float | None = None) -> int:
         """Wait until the version is sealed and return its number.
 
@@ -94,8 +99,7 @@ class Handle:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: self.done, timeout):
-                trouble = self._trouble()
-                why = f": {trouble}" if trouble else ""
+                why = f": {self.trouble}" if self.trouble else ""
                 raise TimeoutError(f"step {self.step} is not decided after {timeout:g} s{why}")
             if self._error is not None:
                 raise self._error

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 import trustme
 
+from tests.trainer_agent.silent import attached_desk
 from trainer_agent import Publisher
 from trainer_agent.errors import SetupRefused, StillUndecided, Unreachable
+from trainer_agent.messages import Failed, Waiting
+from weightcast.commands import trainer
 from weightcast.devserver import free_port
 
 STATE = {"w": torch.ones(8)}
@@ -105,3 +109,20 @@ def test_later_too_what_a_step_waits_for_is_said(make_service) -> None:
         assert f"{service.url} does not answer" in str(dropped)
         service.start()
         assert waiting.sealed(60) == 2
+
+
+def test_a_watcher_says_what_a_checkpoint_waits_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    desk, arena, tell = attached_desk(tmp_path)
+    handle = desk.new_handle(0, step=7)
+    desk.publish(handle, slot=0, copy_s=0)
+    tell(Waiting(reason="the store does not answer"))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(trainer._wait, handle, "step_7", trainer.Stopping(), 0.01)
+        deadline_s = time.monotonic() + 60
+        while not (said := capsys.readouterr().err) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        tell(Failed(ordinal=0, code="version-aborted", message="given up"))
+        waiting.result(60)
+    assert said == "step_7 is not published yet: it is undecided after 0.01 s: the store does not answer\n"
+    assert not capsys.readouterr().err
+    arena.remove()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import queue
 import signal
+import time
 from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import click
 
 from trainer_agent.checkpoint import INDEX_FILE, open_checkpoint
 from trainer_agent.errors import InvalidPieces, PiecesChanged, PublicationFailed, Unreachable
+from trainer_agent.handle import Handle
 from trainer_agent.notes import Newest, Notes, done_before, notes_path, read_notes, write_notes
 from trainer_agent.publisher import Publisher
 from trainer_agent.watching import Found, next_to_publish, scan
@@ -27,8 +30,10 @@ from weightcast.commands.publish import sealed_line
 
 _ATTACH_S = 1.0
 """Between two looks at whether to stop, while the run is not ours yet."""
-_SILENT_LOOKS = 30
+_SILENT_LOOKS = 5
 """A start may take as long as that without a word."""
+_SILENT_S = 10.0
+"""And so may a publication."""
 
 
 @click.command()
@@ -201,8 +206,7 @@ def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, st
     """Publish one checkpoint and wait until it is decided: its version, 0 if it is left out, or None while neither."""
     try:
         handle = publisher.publish(open_checkpoint(directory / found.name), found.step, dtype=dtype_of(dtype))
-        while not handle.done and not stopping.is_set():
-            stopping.wait(0.05)
+        _wait(handle, found.name, stopping)
         if handle.error is not None:
             raise handle.error
     except (InvalidPieces, PiecesChanged) as error:
@@ -214,6 +218,17 @@ def _publish(publisher: Publisher, directory: Path, found: Found, dtype: str, st
         return None
     click.echo(sealed_line(handle) if handle.done else f"{found.name} is not decided yet")
     return handle.version if handle.done else None
+
+
+def _wait(handle: Handle, name: str, stopping: Stopping, silent_s: float = _SILENT_S) -> None:
+    """Wait for the decision, or to be told to stop; say for what, once that has taken ``silent_s``."""
+    said_s = time.monotonic() + silent_s
+    while not handle.done and not stopping.is_set():
+        stopping.wait(0.05)
+        if time.monotonic() >= said_s and not handle.done:
+            why = f": {handle.trouble}" if handle.trouble else ""
+            click.echo(f"{name} is not published yet: it is undecided after {silent_s:g} s{why}", err=True)
+            said_s = math.inf
 
 
 async def _look_at_newest(store_url: str, run: str, notes: Notes | None) -> Newest | None:
