@@ -17,9 +17,10 @@ class Silent:
 
     def __init__(self, socket_path: object, *, on_event: Callable[[Event], None], **_: Any) -> None:
         self.tell = on_event
+        self.sent: list[object] = []
 
     def send(self, message: object) -> None:
-        pass
+        self.sent.append(message)
 
     def note_progress(self) -> None:
         pass

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
 import pytest
 
+from tests.trainer_agent.silent import attached_desk
 from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
+from trainer_agent.messages import AskServing, Attached, Served
 
 FEWEST = 40
 """Effects of a rank from its first publication to its third, fulls beside them."""
@@ -57,3 +64,26 @@ def test_a_full_that_was_being_uploaded_is_begun_again() -> None:
         assert walk.model._manifest(head.position).full_version == 2
 
     walk(3, play=play)
+
+
+def test_a_question_is_put_to_the_next_sidecar_too(tmp_path: Path) -> None:
+    desk, arena, tell = attached_desk(tmp_path)
+    sent: list[object] = cast("Any", desk)._link.sent
+
+    def asked(times: int) -> AskServing:
+        deadline_s = time.monotonic() + 60
+        while len(sent) < times and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        question = sent[times - 1]
+        assert isinstance(question, AskServing)
+        return question
+
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(desk._ask_serving, 3, ("eu",), 1.0, 600.0)
+        first = asked(1)
+        tell(Attached(run_id="x", term=1, base_slot=None, full_slot=None))
+        assert asked(2) == first
+        tell(Served(id=first.id, reached=False, error="the coordinator does not answer"))
+        tell(Served(id=asked(3).id, reached=True))
+        assert answer.result(60)
+    arena.remove()

@@ -130,6 +130,7 @@ def test_a_process_group_of_another_size_agrees_on_no_launch() -> None:
         ({"a b": torch.ones(1)}, "not a tensor name"),
         ([("a", torch.ones(1)), "b"], "pairs of name and tensor"),
         ({"a": torch.ones(2, 2).to_sparse()}, "a: a sparse"),
+        ({"a": torch.ones(2, device="meta")}, "a: a sparse, quantised or meta tensor"),
         ({"a": torch.ones(2, dtype=torch.complex128)}, "a: checkpoints have no dtype"),
         ([("a", torch.ones(1)), ("a", torch.ones(1))], "comes twice"),
     ],

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coordinator.errors import UnknownTerm
 from tests.sim.model import RUN
+from tests.trainer_agent.silent import attached_desk
 from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
+from trainer_agent.messages import Failed, Opened, Sealed
 from trainer_agent.shard import find_receipt
 from weight_store.keys import manifest_key, receipt_key
 from weight_store.memory import MemoryStore
@@ -93,6 +96,20 @@ async def damage_the_register(walk: Walk) -> None:
 
 def test_a_version_is_not_told_to_have_failed_while_it_may_be_sealed() -> None:
     walk(1, play=damage_the_register)
+
+
+def test_what_is_told_of_one_publication_is_told_of_no_other(tmp_path: Path) -> None:
+    desk, arena, tell = attached_desk(tmp_path)
+    handle = desk.new_handle(1, step=1)
+    desk.publish(handle, slot=0, copy_s=0)
+    tell(Opened(ordinal=0, version=7))
+    tell(Sealed(ordinal=0, version=7, position=None, base_slot=None, full_slot=None))
+    tell(Failed(ordinal=0, code="version-aborted", message="given up"))
+    assert not handle.done
+    assert handle.version is None
+    tell(Sealed(ordinal=1, version=8, position=None, base_slot=None, full_slot=None))
+    assert handle.sealed(0) == 8
+    arena.remove()
 
 
 class Flipping(MemoryStore):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.trainer_agent.silent import attached_desk
 from tests.trainer_agent.walk_jobs import WalkRank
 from tests.trainer_agent.walk_world import SMALL
 from tests.trainer_agent.walking import Walk, walk
 from trainer_agent import background
 from trainer_agent.background import FullUpload
-from trainer_agent.messages import BaseRebuilt
+from trainer_agent.errors import StillUndecided
+from trainer_agent.messages import Attached, BaseRebuilt, FullDone
 from trainer_agent.state import STATE_FILE
 
 
@@ -99,3 +102,17 @@ async def seal_while_a_full_goes_up(walk: Walk) -> None:
 
 def test_one_full_goes_up_at_a_time() -> None:
     walk(1, play=seal_while_a_full_goes_up)
+
+
+def test_no_copy_goes_where_a_full_is_read_from(tmp_path: Path) -> None:
+    desk, arena, tell = attached_desk(tmp_path)
+    for slot in (0, 1):
+        tell(Attached(run_id="x", term=1, base_slot=None, full_slot=slot))
+        assert desk.wait_for_slot(0) == 1 - slot
+    tell(Attached(run_id="x", term=1, base_slot=0, full_slot=1))
+    tell(FullDone(slot=0))
+    with pytest.raises(StillUndecided, match="a full is still being uploaded"):
+        desk.wait_for_slot(0)
+    tell(FullDone(slot=1))
+    assert desk.wait_for_slot(0) == 1
+    arena.remove()
