@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from coordinator import registry
 from coordinator.ambient import Settings
@@ -111,11 +112,17 @@ async def test_names_that_nobody_has_leave_no_trace(
 
 
 @pytest.mark.parametrize(
-    ("region", "agent"), [("EU", "a"), ("eu west", "a"), ("eu", "a b"), ("eu", "../x"), ("..", "a")]
+    ("region", "agent"), [("EU", "a"), ("eu west", "a"), ("eu", "a b"), ("eu", "../x"), ("..", "a"), ("eu", "a" * 129)]
 )
 async def test_names_are_checked(job: Any, beat: Any, region: str, agent: str) -> None:
     with pytest.raises(Refused):
         await job.client.heartbeat("demo", region, agent, beat(job.term.run_id))
+
+
+@pytest.mark.parametrize("ttl_s", [0, -1, 3601])
+def test_nobody_counts_for_ever_without_a_word(ttl_s: float, beat: Any) -> None:
+    with pytest.raises(ValidationError, match="ttl_s"):
+        beat("00000000-0000-4000-8000-000000000001", ttl_s=ttl_s)
 
 
 async def test_waiting_ends_when_the_regions_have_the_version(job: Any, beat: Any) -> None:
