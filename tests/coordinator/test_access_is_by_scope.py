@@ -395,6 +395,8 @@ def test_token_files_of_clients_that_cannot_be(text: str, tmp_path: Path) -> Non
     assert str(file) in str(caught.value)
     with pytest.raises(TokenFileRefused, match="cannot be read"):
         CoordinatorClient("http://coordinator", credentials=Credentials(token_file=tmp_path / "none"))
+    with pytest.raises(BadRequest, match="/dev/zero holds no token"):  # of which only a few KB are read
+        CoordinatorClient("http://coordinator", credentials=Credentials(token_file=Path("/dev/zero")))
     os.truncate(file, 0)
     with pytest.raises(TokenFileRefused, match="no certificate authority"):
         CoordinatorClient("https://coordinator", credentials=Credentials(ca=file))
