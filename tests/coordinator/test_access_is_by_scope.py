@@ -232,6 +232,7 @@ def test_tokens_rotate_without_a_restart(path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_file_that_cannot_be_read_is_told_of_every_minute(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     clock, token = Clock(), admit(path, Scope.VIEWER)
     known = TokenFile(path, clock=clock)
     path.write_text("what\n" + path.read_text())
@@ -246,6 +247,7 @@ def test_a_file_that_cannot_be_read_is_told_of_every_minute(path: Path, caplog: 
     clock.advance(600)
     assert known.held(token) is None
     assert caplog.text.count("stay valid") == 4
+    assert caplog.text.count("was read again") == 1  # and not again, for nothing changed
 
 
 def test_permissions_that_were_put_right_count(path: Path, caplog: pytest.LogCaptureFixture) -> None:
