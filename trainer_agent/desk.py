@@ -160,18 +160,15 @@ class Desk:
             return "the sidecar has not started yet; its messages are in the trainer's error output"
         return f"neither the coordinator at {self._attach.coordinator} nor the store has answered yet"
 
-    def patience_s(self, max_wait_s: float) -> float:
-        """How long the next step waits for its slot."""
-        with self._changed:
-            return max(max_wait_s, _REUNION_S) if self._apart else max_wait_s
-
     def wait_for_slot(self, max_wait_s: float) -> int:
         """The slot for the next copy, once it is free.
 
         Raises ``StillUndecided`` once it has waited ``max_wait_s`` for the publication before, so that an outage holds
-        up training once and not at every step.
+        up training once and not at every step; a few seconds at least where the last one that was decided was given up.
         """
         with self._changed:
+            if self._apart:
+                max_wait_s = max(max_wait_s, _REUNION_S)
             pending = self._pending
             if pending is not None:
                 # Not counted from its copy: where a step of training takes longer than that, nothing would be waited

@@ -173,7 +173,7 @@ class Publisher:
         self._desk.check_alive()
         if self._plan is None:
             source = self._begin(source, casting, frozen, aliases)
-        slot = self._desk.wait_for_slot(self._desk.patience_s(self._max_wait_s))
+        slot = self._desk.wait_for_slot(self._max_wait_s)
         started_s = time.monotonic()
         self._writers[slot].copy(self._known_plan(), source, casting)
         self._desk.publish(handle, slot, time.monotonic() - started_s)

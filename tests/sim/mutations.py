@@ -29,6 +29,7 @@ from tests.sim import clocks, collectors, world
 from tests.sim.network import Faults
 from tests.sim.simulation import Bias
 from tests.sim.store import Bucket
+from trainer_agent import desk
 from trainer_agent.slots import Slots
 from weight_store import chain, reading
 from weight_store.errors import PreconditionFailed, StoreUnavailable
@@ -217,6 +218,20 @@ async def _read_once(store: Store, key: str, known: Any = (), *, max_bytes: int 
     return blob, sha256_hex(blob.data)
 
 
+class _Aging(desk._Pending):
+    """Held against training is its age, however little of that any step waited."""
+
+    _since_s: float | None = None
+
+    @property  # type: ignore[override]
+    def waited_s(self) -> float:
+        return desk.time.monotonic() - (self._since_s or 0.0)
+
+    @waited_s.setter
+    def waited_s(self, _: float) -> None:
+        self._since_s = self._since_s or desk.time.monotonic()
+
+
 CALM = Faults()
 
 MUTATIONS: Mapping[str, Mutation] = {
@@ -269,6 +284,11 @@ MUTATIONS: Mapping[str, Mutation] = {
         ((Telling, "recall", _nothing),),
         Bias(CALM, ("agent_crashes",)),
         "shows other weights",
+    ),
+    "what a step waited for its slot is counted": Mutation(
+        ((desk, "_Pending", _Aging),),
+        Bias(CALM, ("sidecar_sleeps", "sidecar_dies")),
+        "does not come to rest",
     ),
     "commit record": Mutation(
         ((changelog.LogWriter, "commit", _commit_without_record), (replaying, "scan", _scan_without_commit)),

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
@@ -22,6 +23,7 @@ from tests.sim.loop import SimLoop
 from tests.sim.network import Faults
 from tests.sim.trainers import Launch
 from tests.sim.world import World
+from trainer_agent import desk
 from trainer_agent.handle import Handle
 
 WARM_S = 60.0
@@ -88,6 +90,7 @@ def simulate(seed: int, bias: Bias = Bias()) -> Result:
             mock.patch.object(gate, "ThreadPoolExecutor", Inline),
             # Tiny groups are coded as large ones are: trying every method for them would be a tenth of all the work.
             mock.patch.object(choice, "_SMALL_BYTES", 0),
+            mock.patch.object(desk, "time", SimpleNamespace(monotonic=loop.time)),
         ):
             loop.run_until_complete(_run(world, bias))
         return _result(world)
@@ -183,7 +186,6 @@ async def _settle(world: World) -> None:
         current = _owner(world)
         if current is not owner:
             owner = current
-            owner.max_wait_s = 1e9
         if not owner.published or _is_idle_in_vain(world, owner):
             owner.publications = owner.published + 1
         if world.loop.time() > deadline_s:
@@ -205,12 +207,13 @@ def _last(owner: Launch) -> list[Handle]:
 
 
 def _is_idle_in_vain(world: World, owner: Launch) -> bool:
-    """Whether it waits, although what it published last was given up or the run is another's by now."""
+    """Whether it waits, although a rank left out or gave up what it published last, or the run is another's by now."""
     last = _last(owner)
-    if owner.published < owner.publications or not all(handle.done for handle in last):
+    if owner.published < owner.publications:
         return False
     head = world.model.head
-    return head is None or head.launch != owner.name or any(handle.error is not None for handle in last)
+    is_over = head is None or head.launch != owner.name
+    return (is_over and all(handle.done for handle in last)) or any(handle.error is not None for handle in last)
 
 
 def _owner(world: World) -> Launch:

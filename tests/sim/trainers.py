@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from tests.rollout_agent.training import Spec, Training, Weights, group_bits
+from tests.sim.blocking import Blocking, Condition
 from tests.sim.loop import Process, is_over
 from trainer_agent.arena import SLOTS, Arena
 from trainer_agent.desk import Desk
-from trainer_agent.errors import StillUndecided, TrainerError, Unreachable
+from trainer_agent.errors import StillUndecided, TrainerError
 from trainer_agent.handle import Handle
 from trainer_agent.link import Link
 from trainer_agent.messages import MAX_LINE_BYTES, Attach, Event, Message, parse_event
@@ -30,11 +30,12 @@ from weight_store.memory import MemoryStore
 if TYPE_CHECKING:
     from tests.sim.world import World
 
+T = TypeVar("T")
+
 ASSETS = Path(__file__).parent / "assets"
 """Directories with the files beside the weights: two with another config each."""
 SOCKET_S = 0.0005
-POLL_S = 5.0
-OVER = 900.0
+START_S = 900.0
 
 
 class SimArena:
@@ -76,7 +77,6 @@ class SimLink:
         self._on_event = on_event
         self._on_loss = on_loss
         self._reader: asyncio.StreamReader | None = None
-        self.heard = asyncio.Event()
         self.pid = None
         self.closed = False
 
@@ -103,7 +103,6 @@ class SimLink:
     def _deliver(self, line: bytes) -> None:
         if not self.closed and self._rank.process.alive:
             self._on_event(parse_event(line))
-            self.heard.set()
 
     def _ended(self, process: Process) -> None:
         if self.closed or not self._rank.process.alive:
@@ -162,6 +161,7 @@ class SimRank:
             assets_dir=str(ASSETS / str(launch.assets)) if rank == 0 else None,
         )
         self.desk = Desk(cast("Arena", self.arena), attach, make_link=self._make_link)
+        self.desk._changed = cast("Any", Condition(world.loop))
 
     def _make_link(self, socket_path: Path, *, on_end: Any, **callbacks: Any) -> Link:
         self.link = SimLink(self, **callbacks)
@@ -189,21 +189,10 @@ class SimRank:
             return None
         return state.waiting.slot if state.waiting.ordinal == pending.handle.ordinal else None
 
-    async def patiently(self, ask: Callable[[], Any], limit_s: float = OVER) -> Any:
-        """Ask the desk again and again, as its blocking calls do in real time."""
-        clock = self.world.loop.time
-        deadline_s = clock() + limit_s
-        while True:
-            try:
-                return ask()
-            except (Unreachable, StillUndecided):
-                if clock() >= deadline_s:
-                    raise
-            self.link.heard.clear()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self.link.heard.wait()
-            await self.process.turn()
+    async def blocking(self, call: Callable[[], T]) -> T:
+        """What a call of the desk's comes to that may block."""
+        found: T = await Blocking(self.process, call).result()
+        return found
 
     def die(self) -> None:
         """The trainer's process is gone, and with it what it started."""
@@ -223,6 +212,7 @@ class Launch:
     first_step: int
     max_wait_s: float
     assets: int
+    steps_s: tuple[float, ...] = (0.0, 0.5, 3.0)
     publications: int = 1 << 30
     published: int = 0
     process: Process = field(init=False)
@@ -277,7 +267,7 @@ class Launch:
         for ordinal in itertools.count():
             while ordinal >= self.publications:
                 await self.process.sleep(1.0)
-            await self.process.sleep(chance.choice((0.0, 0.5, 3.0)))
+            await self.process.sleep(chance.choice(self.steps_s))
             self.published = ordinal + 1
             self._step()
             self.world.model.publishes(self.name, ordinal, dict(self.weights))
@@ -292,13 +282,14 @@ class Launch:
             self.weights[name] = np.asarray(bits ^ flips)
 
     async def _begin(self, rank: SimRank) -> None:
-        run_id, term = await rank.patiently(lambda: rank.desk.wait_attached(0.0))
+        deadline_s = self.world.loop.time() + START_S
+        run_id, term = await rank.blocking(lambda: rank.desk.wait_attached(deadline_s))
         shapes = Training(
             MemoryStore(), name=self.world.run, specs=self.specs, world=self.world_size, run_id=run_id, term=term,
             aliases={}, weights=self.weights,
         )  # fmt: skip
         offer = shapes._offer(rank.rank, self.world_size)
-        layout = await rank.patiently(lambda: rank.desk.settle(offer, 0.0))
+        layout = await rank.blocking(lambda: rank.desk.settle(offer, deadline_s))
         rank.arena.allocate_slots(slot_bytes(place_groups(layout.owned(rank.rank))))
         self.layout = layout
 
@@ -307,7 +298,7 @@ class Launch:
         handle = rank.desk.new_handle(ordinal, self.first_step + ordinal)
         self.handles.append((ordinal, handle))
         try:
-            slot = await rank.patiently(lambda: rank.desk.wait_for_slot(0.0), self.max_wait_s)
+            slot = await rank.blocking(lambda: rank.desk.wait_for_slot(self.max_wait_s))
         except StillUndecided as error:
             rank.desk.fail(handle, error)
             return

@@ -25,6 +25,8 @@ from weight_store.memory import MemoryStore
 from weight_store.retry import RetryingStore
 
 KEPT_LINES = 400
+STEPS_S = ((0.0, 0.5, 3.0), (0.0, 0.5, 3.0), (8.0,))
+"""How long steps of training take: in some jobs each longer than publishing may hold it up."""
 SPECS: tuple[tuple[Spec, ...], ...] = (
     (("layers.0.a", "BF16", (80, 30), "rows"), ("layers.0.b", "BF16", (30, 80), "cols"), ("norm", "F32", (16,), "all")),
     (("layers.0.a", "BF16", (80, 30), "0"), ("layers.0.b", "BF16", (30, 80), "1"), ("norm", "F32", (16,), "0")),
@@ -165,6 +167,7 @@ class World:
             first_step=self.chance.choice((0, 0, 0, 7)),
             max_wait_s=self.chance.choice((3.0, 30.0, 100.0)),
             assets=self.chance.choice((0, 0, 1)),
+            steps_s=self.chance.choice(STEPS_S),
         )
         self.launches.append(found)
         found.start()

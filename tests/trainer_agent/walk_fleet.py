@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.errors import CoordinatorError
 from coordinator.wire import AgentReport
+from tests.sim.blocking import Blocking
 from tests.sim.coordinators import SimClient
 from tests.sim.errors import Violation
 from tests.sim.loop import Process
-from tests.trainer_agent.blocking import Blocking
 from tests.trainer_agent.walk_model import FASTEST
 from trainer_agent.errors import TrainerError
 from weight_store.position import GENESIS, Position

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tests.sim.blocking import Condition
 from tests.sim.trainers import Launch, SimLink, SimRank, _together
-from tests.trainer_agent.blocking import Condition
 from tests.trainer_agent.walk_world import DISTRUST, WalkArena, WalkClient, WalkWorld
 from trainer_agent.desk import Desk
 from trainer_agent.errors import InvalidPieces, SidecarFailed
@@ -65,7 +65,6 @@ class WalkLink(SimLink):
         if restart_delay_s(self._failures) is None:
             self.gave_up = True
             self._on_end(ended_too_often(self._failures))
-            self.heard.set()
             return
         asyncio.get_running_loop().call_later(self._rank.world.chance.uniform(0.05, 3.0), self._again)
 

@@ -1,4 +1,4 @@
-"""Calls that block, in a walk that never waits: a thread of their own runs only while the loop stands still."""
+"""Calls that block, where nothing really waits: a thread of their own runs only while the loop stands still."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.sim.loop import Process, SimLoop
 
 
 class Blocking(threading.Thread):
-    """One call. Either its thread runs or the loop does, never both, so that a seed remains one walk."""
+    """One call. Either its thread runs or the loop does, never both, so that a seed remains one run."""
 
     def __init__(self, process: Process, call: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Blocking(threading.Thread):
         self._context.run(self._run)
 
     def _run(self) -> None:
-        # What the call sends, it sends by way of the walk's loop.
+        # What the call sends, it sends by way of the simulation's loop.
         asyncio._set_running_loop(self._process.loop)
         try:
             self._outcome = self._call()
