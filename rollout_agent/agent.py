@@ -258,7 +258,8 @@ class Agent:
     def _announcements(self) -> Announcements | None:
         if self.client is None:
             return None
-        return Announcements(self.client, self.run, pause=self._pause, sleep=self.ambient.sleep, note=self._note)
+        sleep, heard = self.ambient.sleep, self._noted.clear
+        return Announcements(self.client, self.run, pause=self._pause, sleep=sleep, note=self._note, heard=heard)
 
     async def _pause(self) -> None:
         await self.ambient.sleep(self.pace.wait_s(self.ambient.draw()))
@@ -390,7 +391,7 @@ class Agent:
             self._note(error)
 
     def _note(self, error: CoordinatorError) -> None:
-        """Say once what is wrong with the coordinator, in whatever words; following the bucket goes on without it."""
+        """Say once what is wrong with the coordinator, until it answers; following the bucket goes on without it."""
         if error.code not in self._noted:
             self._noted.add(error.code)
             _LOG.warning("%s; following the bucket alone", error)

@@ -7,6 +7,7 @@ acted upon at once only the first time: if the bucket does not say the same, the
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
 from coordinator.client import CoordinatorClient
@@ -14,13 +15,18 @@ from coordinator.errors import CoordinatorError, CoordinatorUnreachable
 from coordinator.wire import HeadAnswer
 from weight_store.position import Position
 
+_LOG = logging.getLogger(__name__)
+
 _LONG_POLL_S = 20.0
 _GRACE_S = 2.0
 """How much later than it was asked to a coordinator may answer before it counts as silent."""
 
 
 class Announcements:
-    """Of one run. ``pause`` sleeps for as long as two looks at the head are apart, ``sleep`` as long as it is told."""
+    """Of one run. ``pause`` sleeps for as long as two looks at the head are apart, ``sleep`` as long as it is told.
+
+    ``note`` is told what is wrong with the coordinator, ``heard`` is called once it answers again.
+    """
 
     def __init__(
         self,
@@ -30,12 +36,14 @@ class Announcements:
         pause: Callable[[], Awaitable[None]],
         sleep: Callable[[float], Awaitable[None]],
         note: Callable[[CoordinatorError], None],
+        heard: Callable[[], None],
     ) -> None:
         self._client = client
         self._run = run
         self._pause = pause
         self._sleep = sleep
         self._note = note
+        self._heard = heard
         self._asking: asyncio.Task[HeadAnswer] | None = None
         self._silent = False
         self._hurried: Position | None = None
@@ -67,7 +75,10 @@ class Announcements:
             self._silent = True
             self._note(error)
             return False
-        self._silent = False
+        if self._silent:
+            self._silent = False
+            _LOG.info("the coordinator answers again")
+            self._heard()
         if head.position.version <= held.version or self._hurried == held:
             return False
         self._hurried = held

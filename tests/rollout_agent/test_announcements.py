@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from coordinator.client import CoordinatorClient
+from coordinator.errors import CoordinatorUnreachable
 from coordinator.wire import HeadAnswer
 from rollout_agent import announcing
 from rollout_agent.agent import Agent, Ambient, Pace
@@ -104,3 +105,33 @@ async def test_a_coordinator_that_is_ahead_of_the_bucket_is_believed_once(traini
             training.step()
             await training.publish()
             await until(lambda: replica.position == training.position)
+
+
+class Flaps:
+    """Is gone for two questions, answers one, is gone again for two, and then for ever at work."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def head(self, run: str, *, after: int | None = None, wait_s: float = 0) -> HeadAnswer:
+        self.asked += 1
+        if self.asked in {1, 2, 4, 5}:
+            raise CoordinatorUnreachable("nobody is there")
+        held = Position(version=after or 0, sha256="a" * 64)
+        return HeadAnswer(run=run, run_id="00000000-0000-4000-8000-000000000001", term=1, position=held)
+
+    async def heartbeat(self, *_: Any) -> None:
+        pass
+
+
+async def test_each_loss_of_the_coordinator_is_warned_of(
+    training: Training, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = Flaps()
+    await training.publish()
+    async with (
+        await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica,
+        followed(Agent(replica, "tiny", "eu-west", "a1", cast("Any", client), pace=QUICK)),
+    ):
+        await until(lambda: client.asked > 7)
+    assert caplog.text.count("nobody is there; following the bucket alone") == 2
