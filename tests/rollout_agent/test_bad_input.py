@@ -26,7 +26,9 @@ from rollout_agent.errors import (
     WrongRun,
 )
 from rollout_agent.gate import shared
+from rollout_agent.places import Places
 from rollout_agent.replica import Replica
+from rollout_agent.state import Owner, load
 from tests.rollout_agent.training import OTHER_RUN_ID, Training
 from weight_store.errors import DigestMismatch, FormatError, StoreError, StoreUnavailable
 from weight_store.keys import layout_key, manifest_key
@@ -160,6 +162,7 @@ async def test_a_state_directory_whose_path_is_no_text(
         state_dir = tmp_path / os.fsdecode(b"no text: \xff")
         async with await opened(training, tmp_path / "model", state_dir=state_dir) as replica:
             assert await replica.catch_up() == training.position
+    assert load(LocalDisk(), Places.of(tmp_path / "model", None).owner, Owner) is not None
 
 
 async def test_one_that_could_not_start_lets_go_of_the_directory(training: Training, tmp_path: Path) -> None:
