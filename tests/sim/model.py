@@ -97,7 +97,11 @@ class Model:
         for asset in self.sealed[version].assets:
             if sha256_hex(beside.get(asset.name, b"")) != asset.sha256:
                 raise Violation(f"{who} shows another {asset.name} than that of version {version}")
-        if json.loads(beside.get(INDEX, b"{}")).get("weight_map", {}).keys() != tensors.keys():
+        try:
+            index = json.loads(beside.get(INDEX, b"{}"))
+        except ValueError as error:
+            raise Violation(f"{who} cannot read the files of version {version}: {INDEX}: {error}") from None
+        if index.get("weight_map", {}).keys() != tensors.keys():
             raise Violation(f"{who} shows version {version} with an index that names other tensors")
 
     def check_outcome(self, launch: str, ordinal: int, version: int | None, code: str | None) -> None:
