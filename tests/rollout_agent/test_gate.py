@@ -142,12 +142,18 @@ def _enter(path: Path) -> int:
         return whole.position.version
 
 
-async def test_weights_wait_for_a_loading_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
+async def behind(training: Training, directory: Path) -> Replica:
+    """A replica that holds version 1 of 2."""
     await training.publish()
-    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
-        await replica.catch_up()
-        training.step()
-        await training.publish()
+    replica = await Replica.open(run="tiny", model_dir=directory, store=training.store)
+    await replica.catch_up()
+    training.step()
+    await training.publish()
+    return replica
+
+
+async def test_weights_wait_for_a_loading_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
+    async with await behind(training, tmp_path) as replica:
         with shared(tmp_path, timeout_s=1):
             work = asyncio.ensure_future(replica.catch_up())
             await asyncio.sleep(0.3)
@@ -189,11 +195,7 @@ async def test_an_agent_says_for_which_engine_a_version_waits(
 
 
 async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
-    await training.publish()
-    replica = await Replica.open(run="tiny", model_dir=tmp_path, store=training.store)
-    await replica.catch_up()
-    training.step()
-    await training.publish()
+    replica = await behind(training, tmp_path)
     with shared(tmp_path, timeout_s=1):
         work = asyncio.ensure_future(replica.catch_up())
         await asyncio.sleep(0.3)
@@ -211,11 +213,7 @@ async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path
 async def test_who_was_stopped_while_an_engine_loads_goes_on_when_asked_again(
     training: Training, tmp_path: Path
 ) -> None:
-    await training.publish()
-    async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
-        await replica.catch_up()
-        training.step()
-        await training.publish()
+    async with await behind(training, tmp_path) as replica:
         with shared(tmp_path, timeout_s=1):
             work = asyncio.ensure_future(replica.catch_up())
             await asyncio.sleep(0.3)
@@ -228,11 +226,7 @@ async def test_who_was_stopped_while_an_engine_loads_goes_on_when_asked_again(
 
 
 async def test_closing_ends_whoever_waits_for_an_engine(training: Training, tmp_path: Path) -> None:
-    await training.publish()
-    replica = await Replica.open(run="tiny", model_dir=tmp_path, store=training.store)
-    await replica.catch_up()
-    training.step()
-    await training.publish()
+    replica = await behind(training, tmp_path)
     with shared(tmp_path, timeout_s=1):
         work = asyncio.ensure_future(replica.catch_up())
         await asyncio.sleep(0.3)
