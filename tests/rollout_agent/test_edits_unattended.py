@@ -106,6 +106,12 @@ async def test_a_file_that_is_not_there_or_cut_is_named(
         enters(tmp_path)
 
 
+def edit_shown(directory: Path, name: str) -> None:
+    """Edit what says what the files should be."""
+    path = directory / ".weightcast" / name
+    edit(next(path.iterdir()) if path.is_dir() else path)
+
+
 @pytest.mark.parametrize("name", ["digests.json", "layouts"])
 async def test_where_it_cannot_be_told_what_is_right_a_touched_file_is_not_loaded(
     training: Training, tmp_path: Path, name: str
@@ -113,8 +119,7 @@ async def test_where_it_cannot_be_told_what_is_right_a_touched_file_is_not_loade
     await training.publish()
     async with await opened(training, tmp_path) as replica:
         await replica.catch_up()
-        path = tmp_path / ".weightcast" / name
-        edit(next(path.iterdir()) if path.is_dir() else path)
+        edit_shown(tmp_path, name)
         touch(weight_files(tmp_path)[0])
         with pytest.raises(NotWhole, match="do not say what version"):
             enters(tmp_path)
@@ -131,8 +136,7 @@ async def test_what_says_what_is_right_is_written_anew_by_the_next_agent(
     await training.publish()
     async with await opened(training, tmp_path) as replica:
         await replica.catch_up()
-    path = tmp_path / ".weightcast" / name
-    edit(next(path.iterdir()) if path.is_dir() else path)
+    edit_shown(tmp_path, name)
     with pytest.raises(NotWhole, match="restart the agent"):
         verify_dir(tmp_path)
     if hidden:

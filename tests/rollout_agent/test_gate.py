@@ -152,6 +152,15 @@ async def behind(training: Training, directory: Path) -> Replica:
     return replica
 
 
+async def stopped(replica: Replica) -> None:
+    """Let it catch up as far as it comes while an engine loads, and stop it there."""
+    work = asyncio.ensure_future(replica.catch_up())
+    await asyncio.sleep(0.3)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+
+
 async def test_weights_wait_for_a_loading_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
     async with await behind(training, tmp_path) as replica:
         with shared(tmp_path, timeout_s=1):
@@ -197,11 +206,7 @@ async def test_an_agent_says_for_which_engine_a_version_waits(
 async def test_stopping_does_not_wait_for_an_engine(training: Training, tmp_path: Path, read_dir: ReadDir) -> None:
     replica = await behind(training, tmp_path)
     with shared(tmp_path, timeout_s=1):
-        work = asyncio.ensure_future(replica.catch_up())
-        await asyncio.sleep(0.3)
-        work.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await work
+        await stopped(replica)
         await replica.close()
     # The version was decided: it is carried out at the next start, without the store.
     async with await Replica.open(run="tiny", model_dir=tmp_path, store=training.store) as replica:
@@ -215,11 +220,7 @@ async def test_who_was_stopped_while_an_engine_loads_goes_on_when_asked_again(
 ) -> None:
     async with await behind(training, tmp_path) as replica:
         with shared(tmp_path, timeout_s=1):
-            work = asyncio.ensure_future(replica.catch_up())
-            await asyncio.sleep(0.3)
-            work.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await work
+            await stopped(replica)
             again = asyncio.ensure_future(replica.catch_up())
             await asyncio.wait({again}, timeout=0.3)
         assert await again == training.position

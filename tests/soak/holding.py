@@ -65,7 +65,7 @@ def fifths(values: Sequence[float]) -> list[float]:
 
 
 def grows(values: Sequence[float], allowed: float) -> bool:
-    """Whether a series has grown by more than is allowed since its first fifth, and does so still."""
+    """Whether a series has grown by more than is allowed since its second fifth, and does so still."""
     _, early, _, late, last = fifths(values)
     return last - early > allowed and last - late > allowed * _STILL
 

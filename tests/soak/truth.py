@@ -80,9 +80,13 @@ class Truth:
         self.newest[region] = max(self.newest.get(region, 0), version)
 
     def _is(self, version: int, key: Key, who: str) -> None:
-        known = self._versions.setdefault(version, key)
-        if known != key:
+        known = self._versions.get(version)
+        if known == key:
+            return
+        if known is not None:
             self._find(f"{who} that version {version} is {key}, and it was {known}")
+            return
+        self._versions[version] = key
         # Who lost the run does not get it back: the versions of one job are in a row, others before and after them.
         jobs = [attempt for attempt, _ in groupby(self._versions[number][0] for number in sorted(self._versions))]
         if again := {attempt for attempt in jobs if jobs.count(attempt) > 1} - self._zombies:
